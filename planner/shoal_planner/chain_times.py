@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shoal_planner.again import Mix, fulls, mixes, steps
 from shoal_planner.costs import CostModel
-from shoal_planner.hiding import hideable_among
+from shoal_planner.hiding import hop_s
 from shoal_planner.memory import OPTIMIZER_BYTES
 from shoal_planner.options import Floats, Ints
 from shoal_planner.profile import Part
@@ -57,7 +57,7 @@ class ChainTimes:
         self._shares: dict[tuple[tuple[int, ...], bool], Shares] = {}
         self._rows: dict[int, Ints] = {}
         self._stages: dict[tuple[object, ...], Floats] = {}
-        self._sends: dict[Chain, tuple[list[Floats], Floats]] = {}
+        self._sends: dict[Chain, tuple[list[Floats], list[Floats], Floats]] = {}
         self._tables: dict[tuple[Chain, Held | None], Floats] = {}
         self._ample: dict[Chain, tuple[bool, ...]] = {}
 
@@ -205,9 +205,8 @@ class ChainTimes:
         """[K, pairs]: seconds of each choice. `key` names what is owned, for tables that others can use too; empty: no
         others can; None: memory binds nowhere."""
         shares = self._ways(chain)
-        send_s, network_s = self._send_s(chain)
-        ahead = self._ahead_shares(chain)
-        stages, ample = len(chain.stages), self._ample_stages(chain)
+        send_s, hidden_s, network_s = self._send_s(chain)
+        stages, ample, ahead = len(chain.stages), self._ample_stages(chain), any(some.any() for some in hidden_s)
         values = np.empty((len(rows), len(shares.ways)))
         # The number of micro-batches in flight decides what fits. In a stage it grows up to the number of those from
         # there to the last one, so it stops where it does in the first stage that memory binds in.
@@ -224,10 +223,10 @@ class ChainTimes:
                 time = self._stage_s(chain, s, flights, owned[s], bound, shares)[rows[:, s]]
                 total += time
                 if s < len(send_s):
-                    time = time + send_s[s] - np.minimum(ahead[s] * send_s[s], time)
+                    time = time + send_s[s] - np.minimum(hidden_s[s], time)
                     total += send_s[s]
                 np.maximum(slowest, time, out=slowest)
-                if any(ahead[s:]):  # one more in flight only when one is back
+                if ahead:  # one more in flight only when one is back
                     np.maximum(slowest, total / (stages - s), out=slowest)
             ways, numbers = shares.ways[columns], shares.numbers[columns]
             with np.errstate(invalid="ignore"):  # 0 x inf: of what does not fit, one micro-batch does not either
@@ -300,46 +299,41 @@ class ChainTimes:
             climbed, full = (np.where(counts > 0, np.inf, 0.0) for counts in (climbed, full))
         return mixes(climbed, full, layers)
 
-    def _send_s(self, chain: Chain) -> tuple[list[Floats], Floats]:
-        """By stage but the last, seconds [Q] that its slowest sender or receiver is at it; and the seconds [Q] that the
-        busiest node's interfaces need for a micro-batch."""
+    def _send_s(self, chain: Chain) -> tuple[list[Floats], list[Floats], Floats]:
+        """By stage but the last, seconds [Q] that its slowest sender or receiver is at it, and those of them that may
+        go on beside computing; and the seconds [Q] that the busiest node's interfaces need for a micro-batch."""
         if chain not in self._sends:
             names, shares = self.names(chain), self._ways(chain)
             busy = {name: np.zeros(len(shares.size)) for name in names}
-            found = []
+            found, hidden = [], []
             for s, (here, there) in enumerate(itertools.pairwise(chain.stages)):
                 begin = sum(chain.replicas[:s])
-                leaving = [np.zeros(len(shares.size)) for _ in here]
-                arriving = [np.zeros(len(shares.size)) for _ in there]
+                leaving = [np.zeros((2, len(shares.size))) for _ in here]  # in all, and exposed
+                arriving = [np.zeros((2, len(shares.size))) for _ in there]
                 for i, j in itertools.product(range(len(here)), range(len(there))):
                     rows = shares.overlaps[begin + i, begin + len(here) + j]
                     source, target = names[here[i].slot], names[there[j].slot]
-                    seconds = 2 * self._one_way_s(source, target)[rows]
+                    seconds = self._both_ways_s(source, target)[:, rows]
                     leaving[i] += seconds
                     arriving[j] += seconds
                     if source != target:
                         moved = self.costs.activation_bytes(1) * rows
                         busy[source] += moved
                         busy[target] += moved
-                found.append(np.maximum.reduce([*leaving, *arriving]))
+                whole_s, exposed_s = np.maximum.reduce([*leaving, *arriving])
+                found.append(whole_s)
+                hidden.append(whole_s - exposed_s)
             network = [moved / self.costs.node_rate(name) for name, moved in busy.items()]
-            self._sends[chain] = (found, np.maximum.reduce(network))
+            self._sends[chain] = (found, hidden, np.maximum.reduce(network))
         return self._sends[chain]
 
-    def _ahead_shares(self, chain: Chain) -> list[float]:
-        """By stage but the last, the share of what it sends on that goes on beside computing."""
-        if self.costs.job.train.overlap == "none":
-            return [0.0] * (len(chain.stages) - 1)
-        names = self.names(chain)
-        both = (here + there for here, there in itertools.pairwise(chain.stages))
-        return [hideable_among(self.costs, (names[cell.slot] for cell in cells)) for cells in both]
-
-    def _one_way_s(self, source: str, target: str) -> Floats:
-        """[B+1], by samples: nothing is sent for none."""
-        link = self.costs.link(source, target)
-        found: Floats = link.latency_s + np.arange(self.batch + 1.0) * self.costs.activation_bytes(1) / link.bytes_per_s
-        found[0] = 0.0
-        return found
+    def _both_ways_s(self, source: str, target: str) -> Floats:
+        """[2, B+1], by samples: seconds to the next stage and back, and what of them computing cannot hide. Nothing is
+        sent for none."""
+        hops = [hop_s(self.costs, source, target, samples) for samples in range(1, self.batch + 1)]
+        return np.array(
+            [[0.0, *(exposed_s + hidden_s for exposed_s, hidden_s in hops)], [0.0, *(hop[0] for hop in hops)]]
+        )
 
     def _ordered(self, chain: Chain) -> bool:
         """Whether the replicas are equal and alone, so that any order of their shares costs the same."""

@@ -26,7 +26,7 @@ from shoal_planner.chain_times import ChainTimes
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
 from shoal_planner.crew_search import CrewSearch
-from shoal_planner.hiding import ahead_share
+from shoal_planner.hiding import ahead_carrying_s, carried_s
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.parts import fastest_s, parts
 from shoal_planner.plan import Plan
@@ -316,7 +316,8 @@ class Rates:
                     ends = names[here[0].slot], names[there[0].slot]
                     each_s = 2 * costs.activation_bytes(1) / costs.link(*ends).bytes_per_s
                     once_s += 2 * costs.link(*ends).latency_s + each_s
-                    slowest_s = max(slowest_s, (1 - ahead_share(costs, *ends)) * each_s)
+                    exposed_s = carried_s(each_s, 2 * costs.activation_bytes(1), ahead_carrying_s(costs, *ends))
+                    slowest_s = max(slowest_s, exposed_s)
             self._sent[chain] = (once_s, slowest_s)
         return self._sent[chain]
 

@@ -1,7 +1,7 @@
 """What overlapping hides of the seconds of exchanges, and what it leaves exposed.
 
-An exchange goes on beside computing where something else carries it: between GPUs, and between nodes as far as the wire
-is slower than a CPU that copies from and to its sockets. CPUs of one node copy for each other themselves, so nothing is
+An exchange goes on beside computing where something else carries it: between GPUs, and between nodes as far as it takes
+longer than a CPU that copies from and to its sockets. CPUs of one node copy for each other themselves, so nothing is
 hidden there. Every figure is a sum or a maximum of seconds of parts, so nothing that gets faster makes a plan slower.
 Does not own what exchanges take (`costs`, `sharding`).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable
 
 from shoal_planner.compute import matmul_flops
@@ -20,23 +21,32 @@ from shoal_planner.sharding import Shards
 CARRIED_BYTES_PER_S = 4e9
 
 
-def hideable(costs: CostModel, here: str, there: str) -> float:
-    """The share of an exchange between devices of these nodes that can go on beside computing."""
-    if costs.on_gpu(here) and costs.on_gpu(there):
-        return 1.0
-    if here == there:
+def carrying_s(costs: CostModel, nodes: Iterable[str]) -> float:
+    """Seconds for each byte that CPUs of these nodes, which exchange among each other, are at it themselves, and do not
+    compute; inf: for as long as it takes."""
+    names = set(nodes)
+    if all(map(costs.on_gpu, names)):
         return 0.0
-    return max(0.0, 1 - costs.link(here, there).bytes_per_s / CARRIED_BYTES_PER_S)
+    return math.inf if len(names) == 1 else 1 / CARRIED_BYTES_PER_S
+
+
+def carried_s(seconds: float, num_bytes: float, carrying: float) -> float:
+    """Of an exchange of so many bytes, what cannot go on beside computing; `carrying` as in `carrying_s`."""
+    return seconds if math.isinf(carrying) else min(seconds, num_bytes * carrying)
 
 
 def hideable_among(costs: CostModel, nodes: Iterable[str]) -> float:
-    """As `hideable`, of an exchange among devices of all these nodes."""
+    """The share of what passes round among these nodes that can go on beside computing, by the slowest link there is:
+    that is what it takes its time for."""
     of_kind: dict[int, list[str]] = {}
     for name in sorted(set(nodes)):
         of_kind.setdefault(costs.kind(name), []).append(name)
     names = [name for alike in of_kind.values() for name in alike[:2]]  # two of a kind stand for all
-    pairs = itertools.combinations(names, 2) if len(names) > 1 else ((name, name) for name in names)
-    return min((hideable(costs, here, there) for here, there in pairs), default=1.0)
+    carrying = carrying_s(costs, names)
+    if math.isinf(carrying):
+        return 0.0
+    rates = (costs.link(here, there).bytes_per_s for here, there in itertools.combinations(names, 2))
+    return max(0.0, 1 - carrying * min(rates, default=0.0))
 
 
 def beside(share: float, seconds: float, computing_s: float) -> float:
@@ -44,17 +54,18 @@ def beside(share: float, seconds: float, computing_s: float) -> float:
     return seconds - min(share * seconds, computing_s)
 
 
-def ahead_share(costs: CostModel, here: str, there: str) -> float:
-    """The share of what passes between stages of one replica on these nodes that goes on beside computing: plans of a
-    job that lets exchanges overlap receive it ahead wherever there are stages."""
-    return hideable(costs, here, there) if costs.job.train.overlap != "none" else 0.0
+def ahead_carrying_s(costs: CostModel, here: str, there: str) -> float:
+    """As `carrying_s`, between stages on these nodes: plans of a job that lets exchanges overlap receive what passes
+    there ahead of its use; all others wait for it."""
+    return math.inf if costs.job.train.overlap == "none" else carrying_s(costs, (here, there))
 
 
 def hop_s(costs: CostModel, here: str, there: str, samples: int) -> tuple[float, float]:
     """Of activations of these samples to the next stage, and of their gradients back: the seconds that computing does
     not hide, where it takes long enough, and those for which only the first micro-batch waits."""
-    whole_s, share = 2 * costs.send_s(here, there, samples), ahead_share(costs, here, there)
-    return (1 - share) * whole_s, share * whole_s
+    whole_s = 2 * costs.send_s(here, there, samples)
+    exposed_s = carried_s(whole_s, 2 * costs.activation_bytes(samples), ahead_carrying_s(costs, here, there))
+    return exposed_s, whole_s - exposed_s
 
 
 def with_shards_hidden(its: Shards, time: PartTime, share: float, layers: int) -> Shards:
@@ -77,7 +88,7 @@ def with_chunks(
     if tp == 1 or chunks == 1 or not blocks:
         return time
     model, train = costs.job.model, costs.job.train
-    plain, share = costs.part("block", node, tp, samples), hideable(costs, node, node)
+    plain, share = costs.part("block", node, tp, samples), 1.0 if costs.on_gpu(node) else 0.0
     flops_s = plain.forward_s / matmul_flops(model, "block", train.seq_len) * 2 * train.seq_len * model.hidden
     keys, inner = model.key_width, (2 if model.gated_mlp else 1) * model.ffn
     late_s = (chunks - 1) * 2 * (tp - 1) * costs.link(node, node).latency_s

@@ -22,7 +22,7 @@ from shoal_planner.closed_forms import Passes, interleaved_s, zero_bubble_s
 from shoal_planner.costs import CostModel, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.exchanges import topology
-from shoal_planner.hiding import beside, hideable_among
+from shoal_planner.hiding import carried_s, carrying_s
 from shoal_planner.job import Schedule
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
@@ -102,7 +102,7 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     crowded_s = max(slowest_s, _network_s(plan, costs))
     reduce_s, gather_s = synchronisation_s(plan, costs, parts)
     if plan.overlap.gradients:
-        reduce_s = _beside_backward_s(plan, costs, loads, reduce_s)
+        reduce_s = _beside_backward_s(plan, costs, parts, loads, reduce_s)
     update_s = max(costs.update_s(load.replica.node, load.owned, load.offloaded) for load in loads)
     return Terms(
         compute_s=times * bottleneck.compute_s,
@@ -114,13 +114,23 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     )
 
 
-def _beside_backward_s(plan: Plan, costs: CostModel, loads: tuple[ReplicaLoad, ...], reduce_s: float) -> float:
+def _beside_backward_s(
+    plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tuple[ReplicaLoad, ...], reduce_s: float
+) -> float:
     """What is left of summing gradients where all but those of the last unit may go on beside the last backward, of
     which every replica has as long as the one that has least of it."""
-    share = hideable_among(costs, (replica.node for replica in plan.replicas()))
+    sums, _ = synchronisation_splits(plan, costs)
+    carried = sum(together_s((part, _carried(part, costs, split)) for part in parts) for split in sums)
     least_s = min(load.time.backward_s for load in loads if load.replica.samples)
     fewest = min(stage.num_layers + 1 for pipeline in plan.pipelines for stage in pipeline.stages)
-    return beside(share * (1 - 1 / fewest), reduce_s, least_s * (1 - 1 / fewest))
+    return reduce_s - (1 - 1 / fewest) * min(max(0.0, reduce_s - carried), least_s)
+
+
+def _carried(part: Segment, costs: CostModel, split: Split | None) -> Exchange:
+    """What CPUs are at themselves of half an all-reduce of one unit."""
+    seconds = unit_exchange(part, costs, split).seconds
+    carrying = carrying_s(costs, (holder.node for holder in part.holders))
+    return Exchange(seconds=carried_s(seconds, unit_bytes(part, costs), carrying), network_s=())
 
 
 def pipeline_s(
@@ -176,14 +186,14 @@ def stage_times(
     slowest: list[StageTime] = []
     by_stage = _by_stage(pipeline, loads)
     for s, here in enumerate(by_stage):
-        send_s = sum(_send_s(pipeline, s, costs, chunk) for chunk in range(pipeline.num_chunks))
+        sends = [_sends_s(pipeline, s, costs, chunk) for chunk in range(pipeline.num_chunks)]
+        send_s = sum(whole_s for whole_s, _ in sends)
         busiest = max(here, key=lambda load: load.total_s)
         busy = busiest.time
         exposed_s = send_s
-        if ahead and send_s:
-            both = itertools.chain(pipeline.stages[s].replicas, pipeline.stages[(s + 1) % len(by_stage)].replicas)
-            share = hideable_among(costs, (replica.node for replica in both))
-            exposed_s = beside(share, send_s, busy.forward_s + busy.backward_s)
+        if ahead:
+            hidden_s = send_s - sum(carried for _, carried in sends)
+            exposed_s = send_s - min(hidden_s, busy.forward_s + busy.backward_s)
         slowest.append(
             StageTime(
                 compute_s=busy.forward_s + busy.backward_s,
@@ -197,22 +207,31 @@ def stage_times(
 
 
 def _send_s(pipeline: Pipeline, s: int, costs: CostModel, chunk: int = 0) -> float:
+    return _sends_s(pipeline, s, costs, chunk)[0]
+
+
+def _sends_s(pipeline: Pipeline, s: int, costs: CostModel, chunk: int = 0) -> tuple[float, float]:
     """Activations on to the next stage (from the last: to the first, for its next chunk) and their gradients back, for
-    the replica that is longest at it."""
+    the replica that is longest at it; and what of that cannot go on beside computing."""
     if s + 1 == len(pipeline.stages) and chunk + 1 == pipeline.num_chunks:
-        return 0.0
+        return 0.0, 0.0
     here, there = pipeline.stages[s], pipeline.stages[(s + 1) % len(pipeline.stages)]
     if len(here.replicas) == len(there.replicas) == 1:
-        return 2 * costs.send_s(here.replicas[0].node, there.replicas[0].node, pipeline.micro_batch)
-    leaving, arriving = defaultdict[int, float](float), defaultdict[int, float](float)
+        return _both_ways_s(here.replicas[0].node, there.replicas[0].node, pipeline.micro_batch, costs)
+    spent = defaultdict[tuple[bool, int], list[float]](lambda: [0.0, 0.0])
     for i, source in enumerate(here.replicas):
         for j, target in enumerate(there.replicas):
             low, high = _overlap(here.sample_range(i), there.sample_range(j))
             if low < high:
-                seconds = 2 * costs.send_s(source.node, target.node, high - low)
-                leaving[i] += seconds
-                arriving[j] += seconds
-    return max(*leaving.values(), *arriving.values())
+                both = _both_ways_s(source.node, target.node, high - low, costs)
+                for end in ((False, i), (True, j)):
+                    spent[end] = [sum(pair) for pair in zip(spent[end], both, strict=True)]
+    return max(whole_s for whole_s, _ in spent.values()), max(carried for _, carried in spent.values())
+
+
+def _both_ways_s(here: str, there: str, samples: int, costs: CostModel) -> tuple[float, float]:
+    whole_s = 2 * costs.send_s(here, there, samples)
+    return whole_s, carried_s(whole_s, 2 * costs.activation_bytes(samples), carrying_s(costs, (here, there)))
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal_planner.chain_times import ChainTimes
-from shoal_planner.hiding import ahead_share
+from shoal_planner.hiding import hop_s
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.options import Floats, Ints
 from shoal_planner.rows import AfterStage
@@ -68,9 +68,7 @@ class UnitFigures:
         node, other = self.times.node_of(here), self.times.node_of(there, 0 if own or here != there else 1)
         if node is None or other is None:
             return np.array([np.full(len(counts), np.inf), np.zeros(len(counts))])
-        link, share = costs.link(node, other), ahead_share(costs, node, other)
-        hop_s = 2 * (link.latency_s + counts * costs.activation_bytes(1) / link.bytes_per_s)
-        return np.array([(1 - share) * hop_s, share * hop_s])
+        return np.array([hop_s(costs, node, other, int(samples)) for samples in counts]).T
 
     def hops(self, here: Ints, there: Ints, same: Ints) -> Hops:
         """[.., B]: from these units to those, and back; `same`: on the same node."""

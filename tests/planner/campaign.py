@@ -31,8 +31,8 @@ from random_clusters import CHANGES, Instance, draw_any, draw_large, draw_small,
 from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
-from shoal_planner.errors import NoPlanFits
-from shoal_planner.overlap import AHEAD, NOTHING
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.overlap import AHEAD, NOTHING, Overlap
 from shoal_planner.plan import Plan, Sharding
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
@@ -266,12 +266,13 @@ def _gained_a_copy(before: PlanResult, after: PlanResult | None, instance: Insta
 
 
 def judge_model(seed: int, limit: int = 30) -> Tally:
-    """Up to 8 devices, any plan: on a better cluster the same plan takes no longer and still fits, the order of its
-    pipelines does not matter, and its memory is what a recount says. What fails here no search can make good."""
+    """Up to 8 devices, any plan, whatever of it overlaps: on a better cluster the same plan takes no longer and still
+    fits, the order of its pipelines does not matter, and its memory is what a recount says. What fails here no search
+    can make good."""
     instance, rng = draw_small(seed), random.Random(f"model {seed}")
     tally = Tally(seed=seed)
     changed = [(kind, *change(instance)) for kind, change in (*CHANGES.items(), ("slow", slow_device))]
-    for made in (random_plan(rng, instance) for _ in range(limit)):
+    for made in (_overlapping(rng, random_plan(rng, instance)) for _ in range(limit)):
         before_s = scored_s(made, instance, instance.cluster)
         if math.isinf(before_s):
             continue
@@ -285,6 +286,21 @@ def judge_model(seed: int, limit: int = 30) -> Tally:
             if after_s > before_s * (1 + STRICT):
                 tally.fail(f"{kind}: {what}: {_ratio(before_s, after_s)}{_shown(made)}", instance, cluster)
     return tally
+
+
+def _overlapping(rng: random.Random, made: Plan) -> Plan:
+    """With anything on that may go on beside computing, or nothing."""
+    shares = made.sharding.weights != "none" or made.sharding.gradients != "none"
+    overlap = Overlap(
+        stages=rng.random() < 0.5,
+        shards=shares and rng.random() < 0.5,
+        gradients=made.sharding.gradients == "none" and rng.random() < 0.5,
+        tensor_chunks=rng.choice((1, 1, 2, 8)),
+    )
+    try:
+        return dataclasses.replace(made, overlap=overlap)
+    except InvalidField:  # something else of the plan allows no chunks
+        return made
 
 
 def scored_s(made: Plan, instance: Instance, cluster: ClusterSnapshot) -> float:

@@ -16,7 +16,7 @@ from shoal_planner.cluster import parse_cluster
 from shoal_planner.crew_bounds import line_bounds
 from shoal_planner.crew_search import CrewSearch
 from shoal_planner.crews import lines
-from shoal_planner.hiding import hideable
+from shoal_planner.hiding import hop_s
 from shoal_planner.job import parse_job
 from shoal_planner.options import Floats, Ints
 from shoal_planner.profile import LinkFigure, Profile
@@ -140,11 +140,13 @@ def test_sending_on_takes_what_its_link_does(links: str) -> None:
             for s, ((here,), (there,)) in enumerate(itertools.pairwise(real.line.stages)):
                 same = np.array(here.slot == there.slot)
                 found = search._figures.hops(units[s], units[s + 1], same)
-                share = hideable(search.costs, names[here.slot], names[there.slot]) if links == "ahead" else 0.0
+                ends = names[here.slot], names[there.slot]
                 for samples in (1, search.times.batch):
-                    exact_s = 2 * search.costs.send_s(names[here.slot], names[there.slot], samples)
-                    assert found.exposed_s[samples - 1] == pytest.approx((1 - share) * exact_s, rel=1e-12)
-                    assert found.hidden_s[samples - 1] == pytest.approx(share * exact_s, rel=1e-12)
+                    whole_s = 2 * search.costs.send_s(*ends, samples)
+                    exposed_s = found.exposed_s[samples - 1]
+                    assert exposed_s + found.hidden_s[samples - 1] == pytest.approx(whole_s, rel=1e-12)
+                    assert exposed_s == pytest.approx(hop_s(search.costs, *ends, samples)[0], rel=1e-12)
+                    assert links == "ahead" or exposed_s == pytest.approx(whole_s, rel=1e-12)
 
 
 def types_of(search: CrewSearch, real: Real) -> Ints:
