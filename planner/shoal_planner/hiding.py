@@ -63,9 +63,14 @@ def ahead_carrying_s(costs: CostModel, here: str, there: str) -> float:
 def hop_s(costs: CostModel, here: str, there: str, samples: int) -> tuple[float, float]:
     """Of activations of these samples to the next stage, and of their gradients back: the seconds that computing does
     not hide, where it takes long enough, and those for which only the first micro-batch waits."""
-    whole_s = 2 * costs.send_s(here, there, samples)
-    exposed_s = carried_s(whole_s, 2 * costs.activation_bytes(samples), ahead_carrying_s(costs, here, there))
+    whole_s, exposed_s = both_ways_s(costs, here, there, samples, ahead_carrying_s(costs, here, there))
     return exposed_s, whole_s - exposed_s
+
+
+def both_ways_s(costs: CostModel, here: str, there: str, samples: int, carrying: float) -> tuple[float, float]:
+    """Of activations to the next stage and their gradients back: all seconds, and what of them is `carried_s`."""
+    whole_s = 2 * costs.send_s(here, there, samples)
+    return whole_s, carried_s(whole_s, 2 * costs.activation_bytes(samples), carrying)
 
 
 def with_shards_hidden(its: Shards, time: PartTime, share: float, layers: int) -> Shards:

@@ -22,7 +22,7 @@ from shoal_planner.closed_forms import Passes, interleaved_s, zero_bubble_s
 from shoal_planner.costs import CostModel, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.exchanges import topology
-from shoal_planner.hiding import carried_s, carrying_s
+from shoal_planner.hiding import both_ways_s, carried_s, carrying_s
 from shoal_planner.job import Schedule
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
@@ -230,8 +230,7 @@ def _sends_s(pipeline: Pipeline, s: int, costs: CostModel, chunk: int = 0) -> tu
 
 
 def _both_ways_s(here: str, there: str, samples: int, costs: CostModel) -> tuple[float, float]:
-    whole_s = 2 * costs.send_s(here, there, samples)
-    return whole_s, carried_s(whole_s, 2 * costs.activation_bytes(samples), carrying_s(costs, (here, there)))
+    return both_ways_s(costs, here, there, samples, carrying_s(costs, (here, there)))
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
