@@ -5,7 +5,8 @@ is left goes to jobs that may grow. Higher priorities go first, and among equals
 then the oldest job. Shares begin as they are, and a node moves only for one of these reasons: a job lacks its least, a
 node is nobody's, a job of higher priority may grow, or one of the same priority has more by more than the node itself.
 A job makes room by shrinking to its least, for anybody's least; for that of a higher priority it goes entirely, if its
-state can be kept. Nobody overtakes a job that waits and that the cluster could run.
+state can be kept, and so it does for anybody's where it has only nodes of types that it may not use. Nobody overtakes a
+job that waits and that the cluster could run.
 
 Two phases: what a job is to leave is granted to another one only when nobody uses it any more.
 """
@@ -102,8 +103,10 @@ class _Table:
     def __post_init__(self) -> None:
         left = set(self.nodes)
         for job in self.jobs.values():
-            kept = job.share & left if job.wants else ()
-            self.shares[job.id] = {node for node in kept if self._type_fits(job, node)}
+            kept = job.share & left if job.wants else frozenset()
+            mine = {node for node in kept if self._type_fits(job, node)}
+            stuck = job.begun and not job.yields and not mine  # its state is there and has nowhere to go
+            self.shares[job.id] = set(kept) if stuck else mine
             left -= self.shares[job.id]
             self._trim(job)
 
@@ -372,17 +375,25 @@ def _answer(table: _Table, job: Contender) -> Allotment:
     free = target.difference(*(other.uses | other.share for other in others))
     grant = _granted(table, job, target, free)
     queue = _queue(table)
+    gone_for = table.preempted_by.get(job.id) or _displaced_by(table, job)
     return Allotment(
         job=job.id,
         target=target,
         grant=grant,
         position=queue.index(job.id) + 1 if job.id in queue else None,
-        preempted_by=None if target else table.preempted_by.get(job.id),
+        preempted_by=None if target else gone_for,
         waits_for=tuple(other.id for other in others if (other.uses | other.share) & (target - grant)),
         behind=table.behind.get(job.id),
         never_fits=job.id in table.never,
         least_price_per_hour=table.never.get(job.id),
     )
+
+
+def _displaced_by(table: _Table, job: Contender) -> str | None:
+    """Who is to have what is left to a job that may use none of it, as what it could use is lost."""
+    if not (job.wants and job.begun and job.yields) or table.shares[job.id]:
+        return None
+    return next((other.id for other in table.jobs.values() if table.shares[other.id] & job.share), None)
 
 
 def _granted(table: _Table, job: Contender, target: frozenset[str], free: frozenset[str]) -> frozenset[str]:

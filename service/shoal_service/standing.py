@@ -33,8 +33,12 @@ def standing_of(
 ) -> Standing:
     if found.preempted_by is not None:
         who = _names([found.preempted_by], jobs, found.job)
-        held = f"as {who}, of higher priority, needs its nodes"
-        return Standing(code="preempted_by_priority", told=f"{who} has a higher priority", held=held)
+        if jobs[found.preempted_by].priority > jobs[found.job].priority:
+            told, held = f"{who} has a higher priority", f"as {who}, of higher priority, needs its nodes"
+        else:
+            told = f"limits.device_types allows none of them, and {who} can use them"
+            held = f"as limits.device_types allows none of the nodes that it has left, and {who} can use them"
+        return Standing(code="preempted_by_priority", told=told, held=held)
     if not found.grant:
         code = _waiting_code(found)
         return Standing(code=code, waits=_waits(found, jobs, all_found, cluster_id))

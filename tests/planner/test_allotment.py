@@ -237,6 +237,20 @@ def test_limits_of_devices_types_and_price() -> None:
     assert world.shares == {"a": {"n0", "n1", "n2"}}, "a limit that was lowered was not kept"
 
 
+@pytest.mark.parametrize("yields", [True, False])
+def test_who_lost_all_that_it_may_use_does_not_keep_the_rest_from_others(yields: bool) -> None:
+    """Alone it was given all there is; of that what it may use is gone. Without a store its state has nowhere to go."""
+    nodes = [make_node("n0"), make_node("n1")]
+    alone = frozenset(node.id for node in nodes)
+    picky = job("picky", device_types=("T4",), share=alone, uses=alone, begun=True, yields=yields)
+    world = World(nodes, [picky, job("other", 1.0)], {"picky": 1, "other": 2})
+    found = world.look()
+    assert found["picky"].preempted_by == ("other" if yields else None)
+    assert found["picky"].grant == alone and not found["other"].grant
+    world.settle()
+    assert sizes(world) == ({"picky": 0, "other": 2} if yields else {"picky": 2, "other": 0})
+
+
 def test_nodes_that_are_to_go_away_are_given_to_nobody() -> None:
     nodes = [make_node("stays"), make_node("goes", leaves=True)]
     world = World(nodes, [job("a")], {"a": 1})
@@ -347,7 +361,9 @@ def test_least_limits_and_priorities_are_kept(world: World) -> None:
             if needs(name, frozenset(node for node in contender.share if world.nodes[node].device in types)):
                 assert each.preempted_by is not None, "it lost its least, and nobody says to whom"
         if each.preempted_by is not None:
-            assert world.jobs[each.preempted_by].priority > contender.priority
+            types = contender.device_types or ("cpu-1t", "T4")
+            useless = all(world.nodes[node].device not in types for node in contender.share)
+            assert useless or world.jobs[each.preempted_by].priority > contender.priority
             assert contender.yields and contender.begun
             assert each.grant == contender.share, "it has to keep its nodes until its state is safe"
 

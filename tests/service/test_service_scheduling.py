@@ -179,6 +179,27 @@ def test_a_lower_priority_goes_entirely_with_its_state_and_comes_back(api: httpx
     assert low.shown()["status"]["state"] == "running"
 
 
+def test_who_lost_all_nodes_that_it_may_use_leaves_the_others_to_whom_they_suit(
+    api: httpx.Client, tmp_path: Path
+) -> None:
+    others = {"name": "b", "count": 2, "device": "L4"}
+    connector = Connector(http=api, cluster=parse_cluster({"nodes": [*NODES["nodes"], others]}))
+    ok(connector.renew())
+    picky = Played(connector, api, stored(tmp_path, limits={"device_types": ["T4"]}))
+    picky.begins()
+    assert picky.told()["nodes"] is None
+    connector.cluster = parse_cluster({"nodes": [others]})
+    ok(connector.renew())
+    other = Played(connector, api, job_mapping())
+    assert picky.wish()["wish"] == "paused" and picky.wish()["why"]["code"] == "preempted_by_priority"
+    words = f"as limits.device_types allows none of the nodes that it has left, and {other.id} can use them"
+    assert picky.wish()["why"]["words"] == words
+    picky.state("draining")
+    picky.state("paused", "preempted_by_priority")
+    assert len(other.told()["nodes"]) == 2
+    assert picky.shown()["status"]["state"] == "queued"
+
+
 def test_without_a_store_a_job_only_shrinks(api: httpx.Client) -> None:
     connector = started(api)
     low = Played(connector, api, job_mapping(priority=-5, limits={"min_devices": 2}))
