@@ -92,6 +92,8 @@ def mixes(steps: Floats, fulls: Floats, layers: Floats) -> tuple[Mix, Mix]:
 
 def cheapest(over: Floats, layers: Floats, kinds: Kinds) -> Mix:
     """The quicker of the two mixes that give so many bytes back."""
+    if not (over > 0).any():  # as it would come out, and far sooner
+        return Mix(np.zeros_like(over), np.zeros_like(over))
     ladder, full = mixes(steps(over, layers, kinds), fulls(over, kinds), layers)
     better = ladder.seconds(kinds) <= full.seconds(kinds)
     return Mix(np.where(better, ladder.selective, full.selective), np.where(better, ladder.full, full.full))

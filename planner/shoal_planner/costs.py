@@ -107,6 +107,7 @@ class CostModel:
         self._machines = parts_of_machines(snapshot.nodes)
         self._devices: dict[str, DeviceType] = {}
         self._parts: dict[tuple[Part, int, int, int, Recompute, int], PartTime] = {}
+        self._plain: dict[tuple[Part, int, int, int], PartTime] = {}  # in one piece, and nothing of it computed again
         self._links: dict[tuple[int, int, bool], LinkCost] = {}
         self._backups: dict[int, Mapping[str, tuple[str, ...]]] = {}
         self._made: dict[Hashable, Any] = {}
@@ -156,7 +157,10 @@ class CostModel:
         """One part of the model on `tp` devices of a node, for one micro-batch of `samples`, in so many slices."""
         key = (part, self._kinds[node_id], tp, samples, recompute, slices)
         if key not in self._parts:
-            plain = self._part(part, node_id, tp, samples)
+            alone = (part, self._kinds[node_id], tp, samples)
+            if alone not in self._plain:
+                self._plain[alone] = self._part(part, node_id, tp, samples)
+            plain = self._plain[alone]
             if slices > 1:
                 plain = self._sliced(plain, part, node_id, tp, samples, slices)
             whole = self._recomputed(plain, node_id, tp, samples, recompute)

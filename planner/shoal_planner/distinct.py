@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+Number = TypeVar("Number", np.float64, np.int64)
 
 
-def distinct(values: Floats) -> Floats:
+def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Sorted, each once. NumPy's own loads its masked arrays when it is first called, and looks for more kinds of
     input than there are here: it is called hundreds of times in a search."""
     found = np.sort(values)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shoal_planner.cluster import Node
+from shoal_planner.distinct import distinct
 from shoal_planner.pools import pool_name
 
 # So many times less host memory per copy than elsewhere, and another zone is no reason any more.
@@ -159,7 +160,7 @@ class _Ring:
         if self._num_machines < len(self.nodes):
             elsewhere = np.where(np.isin(self._machine, self._machine[taken]), np.inf, crowded)
             crowded = elsewhere if elsewhere.min() <= _MUCH_SMALLER * crowded.min() else crowded
-        reached = np.unique(self._zone[taken])
+        reached = distinct(self._zone[taken])
         if len(reached) < self._num_zones:
             fresh = ~np.isin(self._zone, reached) & (crowded <= _MUCH_SMALLER * crowded.min())
             crowded = np.where(fresh, crowded, np.inf) if fresh.any() else crowded

@@ -166,6 +166,8 @@ class Profile:
 
     def points(self, part: Part, device: str, precision: str, model: ModelSpec, seq_len: int) -> tuple[LayerTime, ...]:
         """Measured points of exactly this part of exactly this model, by tp and then micro-batch."""
+        if not self.layers:
+            return ()
         shape = tuple(getattr(model, name) for name in _SHAPE[part])
         found = {
             (point.tp, point.micro_batch): point

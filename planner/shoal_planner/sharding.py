@@ -64,9 +64,10 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
     rounds = _rounds(plan, costs)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            units = _units(pipeline, s)
-            forward, backward, scatter = (_by_replica(stage, one, units, costs, known) for one in rounds)
-            again = _by_replica(stage, rounds[1], _gathered_again(stage), costs, known)
+            units, ran_again = _units(pipeline, s), _gathered_again(stage)
+            found_by = {one: _by_replica(stage, one, units, costs, known) for one in set(rounds)}
+            forward, backward, scatter = (found_by[one] for one in rounds)
+            again = _by_replica(stage, rounds[1], ran_again, costs, known) if ran_again.layers else None
             for r, replica in enumerate(stage.replicas):
                 busy = bool(replica.samples)  # who runs nothing sends its parts beside what the others do
                 found[p, s, r] = Shards(
@@ -75,7 +76,7 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
                     near=backward[r][0] if plan.sharding.secondary else 0.0,
                     whole=stage.whole() if busy else 0,
                     forward_s=forward[r][1] if busy else 0.0,
-                    backward_s=backward[r][1] + again[r][1] + scatter[r][1] if busy else 0.0,
+                    backward_s=backward[r][1] + (again[r][1] if again else 0.0) + scatter[r][1] if busy else 0.0,
                     slices=stage.slices,
                 )
     return found
@@ -182,18 +183,15 @@ def _counted(units: _Units, costs: CostModel) -> Iterator[tuple[int, int, int]]:
 def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
     """By node, what leaves it in a step when parts are passed round: once for all its members of a circle."""
     found: Counter[str] = Counter()
+    forward, backward, scatter = _rounds(plan, costs)
+    levels = {forward.level, backward.level, scatter.level}
     for pipeline in plan.pipelines if shares_inside(plan) else ():
         for s, stage in enumerate(pipeline.stages):
-            units = _units(pipeline, s)
-            forward, backward, scatter = _rounds(plan, costs)
-            for one, passed in (
-                (forward, units),
-                (backward, units),
-                (backward, _gathered_again(stage)),
-                (scatter, units),
-            ):
+            units, ran_again = _units(pipeline, s), _gathered_again(stage)
+            found_at = {level: circles_of(stage, level, costs) for level in levels}
+            for one, passed in ((forward, units), (backward, units), (backward, ran_again), (scatter, units)):
                 elements = sum(count * times for _, count, times in _counted(passed, costs))
-                for circle in circles_of(stage, one.level, costs):
+                for circle in found_at[one.level] if elements else ():
                     nodes = {stage.replicas[member].node for member in circle.members}
                     if costs.are_apart(nodes):
                         kept = 1 / len(nodes) if one.hops else min(circle.parts)

@@ -185,6 +185,7 @@ class _Teams:
         self._hidden: dict[tuple[str, ...], float] = {}
         self._divisors = tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
         self._known: dict[tuple[int, int, Recompute, int], list[tuple[float, float, float]]] = {}
+        self._tables: dict[tuple[tuple[int, int, Recompute, int], int], _Times] = {}  # by how many samples they go to
 
     def bound_s(self, kinds: tuple[Kind, ...]) -> float:
         """Nothing is faster: every device by itself runs the whole model, and waits for nobody."""
@@ -339,12 +340,15 @@ class _Teams:
                 firsts.append(team)
             number = keys.index(key)
             counts.update((number, self._crew_key(one), one.node) for one in team)
+        most: dict[tuple[int, tuple[int, int]], float] = {}
         for (number, crew, name), count in counts.items():
-            times = self._times(crew[0], name, crew[1], "none")
-            seconds = times.total_s[1:]
-            if shared:
-                seconds = seconds + times.exposed_s(shared[keys[number]][crew], self._hideable(firsts[number]))[1:]
-            rate += count * float((np.arange(1, len(seconds) + 1) / seconds).max())
+            if (number, crew) not in most:
+                times = self._times(crew[0], name, crew[1], "none")
+                seconds = times.total_s[1:]
+                if shared:
+                    seconds = seconds + times.exposed_s(shared[keys[number]][crew], self._hideable(firsts[number]))[1:]
+                most[number, crew] = float((np.arange(1, len(seconds) + 1) / seconds).max())
+            rate += count * most[number, crew]
         return self.batch / rate
 
     def _crews(
@@ -376,12 +380,16 @@ class _Teams:
         self, kind: int, node: str, tp: int, recompute: Recompute, slices: int = 1, most: int = _MOST_SAMPLES
     ) -> _Times:
         """By samples, up to so many, of all layers; of -1 not even none."""
-        known = self._known.setdefault((kind, tp, recompute, slices), [(0.0, 0.0, 0.0)])
-        layers = {recompute: self.costs.job.model.layers}
-        for samples in range(len(known), min(self.batch, most) + 1):
-            time = self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices)
-            known.append((max(known[-1][0], time.total_s), time.forward_s, time.backward_s))
-        return _Times(*np.array(known[: min(self.batch, most) + 1]).reshape(-1, 3).T)
+        most = min(self.batch, most)
+        key = (kind, tp, recompute, slices)
+        if (key, most) not in self._tables:
+            known = self._known.setdefault(key, [(0.0, 0.0, 0.0)])
+            layers = {recompute: self.costs.job.model.layers}
+            for samples in range(len(known), most + 1):
+                time = self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices)
+                known.append((max(known[-1][0], time.total_s), time.forward_s, time.backward_s))
+            self._tables[key, most] = _Times(*np.array(known[: most + 1]).reshape(-1, 3).T)
+        return self._tables[key, most]
 
     def _most_samples(self, replica: Replica, its: Shards, recompute: Recompute, owners: int) -> int:
         model, train = self.costs.job.model, self.costs.job.train

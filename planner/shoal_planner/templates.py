@@ -148,14 +148,18 @@ def hops_s(table: Ints, figures: Figures) -> Floats:
     """[2, N, P]: what each stage spends on exchange with the next, exposed and hidden: within a node as long as units
     of one kind fit there."""
     per_node, kind, num_options = figures.per_node, figures.kind, figures.hop_s.shape[2]
-    found = np.zeros((2, *table.shape))
+    here, there = table[:, :-1], table[:, 1:]
+    # By stage, as each one's place on its node follows from that of the one before it.
+    inside = np.ascontiguousarray((kind[here] == kind[there]).T)
+    most = np.ascontiguousarray(per_node[here].T)
     used = np.ones(len(table), dtype=np.int64)
-    for stage in range(table.shape[1] - 1):
-        here, there = table[:, stage], table[:, stage + 1]
-        inside = (kind[here] == kind[there]) & (used < per_node[here])
-        seconds = np.where(inside, figures.near_s[:, here], figures.hop_s[:, here, there % num_options])
-        found[:, :, stage] = np.where(there >= 0, seconds, 0.0)
-        used = np.where(inside, used + 1, 1)
+    for alike, units in zip(inside, most, strict=True):
+        alike &= used < units
+        used *= alike
+        used += 1
+    found = np.zeros((2, *table.shape))
+    seconds = np.where(inside.T, figures.near_s[:, here], figures.hop_s[:, here, there % num_options])
+    found[:, :, :-1] = np.where(there >= 0, seconds, 0.0)
     return found
 
 
@@ -323,12 +327,13 @@ class _Curve:
         """Takes what is too much from the slowest stages first."""
         excess = layers.sum(axis=1) - num_layers
         order = np.argsort(-self.block_s, axis=1, kind="stable")
-        rows = np.arange(len(layers))
+        rows = np.flatnonzero(excess)
         for rank in range(layers.shape[1]):
-            if not excess.any():
+            if not len(rows):
                 break
-            stage = order[:, rank]
-            taken = np.minimum(excess, np.maximum(layers[rows, stage] - self.least[rows, stage], 0))
+            stage = order[rows, rank]
+            taken = np.minimum(excess[rows], np.maximum(layers[rows, stage] - self.least[rows, stage], 0))
             layers[rows, stage] -= taken
-            excess = excess - taken
+            excess[rows] -= taken
+            rows = rows[excess[rows] != 0]
         return layers
