@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
-from shoal_planner.dividing import divide, paced
+from shoal_planner.dividing import Divisions, divisions
 from shoal_planner.hiding import hop_s
 from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
@@ -39,6 +40,7 @@ class Unit(NamedTuple):
 
 Word = tuple[Unit, ...]  # the units of a pipeline, from first stage to last
 Key = tuple[tuple[int, int, int], ...]
+_Divided = dict[tuple[tuple[int, ...], bytes, bool], Divisions | None]  # by stages, what is allowed, and whether once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Finisher:
         self._stages: dict[tuple[object, ...], _Stage] = {}  # with no way to reach others
         self._reaching: dict[tuple[tuple[object, ...], Reach], _Stage] = {}
         self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
+        self._divided: _Divided = {}
 
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
         """How these pipelines share out the batch best, and about how long that takes; none if they do not fit.
@@ -257,7 +260,7 @@ class Finisher:
         known = (key, size, number, common)
         if known not in self._splits:
             stages = [self.stage(word, s, size, number, common) for s in range(len(word))]
-            self._splits[known] = split_layers(stages, self.num_layers, number, common.most_sync_s)
+            self._splits[known] = split_layers(stages, self.num_layers, number, common.most_sync_s, self._divided)
         return self._splits[known]
 
     def stage(self, word: Word, s: int, size: int, number: int, common: Common) -> _Stage:
@@ -321,25 +324,41 @@ class Table:
     sync_s: dict[int, float]
 
 
-def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s: float) -> Split | None:
-    """The least seconds of so many micro-batches. No stage gets more layers than it exchanges in `most_sync_s`."""
-    times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
-    sync = np.stack([stage.sync_s for stage in stages])
-    times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
-    hidden = np.stack([stage.hidden_s for stage in stages]) if any(stage.hidden_s.any() for stage in stages) else None
-    layers = divide(times, np.array([stage.least for stage in stages]), num_layers, number, hidden)
-    if layers is None:
+def split_layers(
+    stages: list[_Stage], num_layers: int, number: int, most_sync_s: float, known: _Divided | None = None
+) -> Split | None:
+    """The least seconds of so many micro-batches. No stage gets more layers than it exchanges in `most_sync_s`.
+    `known`: what was found before, which hardly ever depends on the number of micro-batches or on the bound."""
+    allowed = None  # [P, L+1]
+    if most_sync_s < np.inf:
+        allowed = np.stack([stage.sync_s for stage in stages]) <= most_sync_s * (1 + 1e-9)
+    known = {} if known is None else known
+    # Stages that differ in nothing but their exchange have the same array.
+    key = (tuple(id(stage.seconds) for stage in stages), b"" if allowed is None else allowed.tobytes(), number == 1)
+    if key not in known:
+        known[key] = _divisions(stages, num_layers, allowed, once=number == 1)
+    found = known[key]
+    if found is None:
         return None
-    rows = np.arange(len(stages))
-    chosen = times[rows, layers]
-    period_s, fill_s = paced(chosen, None if hidden is None else hidden[rows, layers])
+    at = found.best(number)
+    layers = found.layers[at].tolist()
     return Split(
-        layers=tuple(int(count) for count in layers),
+        layers=tuple(layers),
         again=tuple(stage.again.at(count) for stage, count in zip(stages, layers, strict=True)),
-        period_s=float(period_s),
-        fill_s=float(fill_s),
-        sync_s=float(sync[rows, layers].max()),
+        period_s=float(found.period_s[at]),
+        fill_s=float(found.fill_s[at]),
+        sync_s=max(float(stage.sync_s[count]) for stage, count in zip(stages, layers, strict=True)),
     )
+
+
+def _divisions(
+    stages: list[_Stage], num_layers: int, allowed: NDArray[np.bool_] | None, *, once: bool
+) -> Divisions | None:
+    times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
+    if allowed is not None:
+        times = np.where(allowed, times, np.inf)
+    hidden = np.stack([stage.hidden_s for stage in stages]) if any(stage.hidden_s.any() for stage in stages) else None
+    return divisions(times, np.array([stage.least for stage in stages]), num_layers, hidden, once=once)
 
 
 def pipeline_of(word: Word, size: int, number: int, split: Split) -> Pipeline:
