@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from process_cluster import ProcessCluster
-from supervised import Supervised, supervised, tiny_job
+from supervised import WAIT_S, Supervised, supervised, tiny_job
 
 from shoal_planner.job import CheckpointSpec, JobSpec
 from shoal_recovery import tenure
@@ -19,11 +20,14 @@ from shoal_recovery.journal import (
     CheckpointFailed,
     ClusterEntered,
     JobState,
+    NodeJoined,
     PlanAdopted,
     RecoveryDone,
     StepDone,
 )
 from shoal_recovery.store import open_store
+from shoal_workers import supervisor
+from shoal_workers.nodes import NodeSeen
 from shoal_workers.solo import run_solo
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 1)}
@@ -100,6 +104,46 @@ def test_a_job_that_was_begun_never_begins_again_by_itself(
         assert second.reason.endswith("Waiting for nodes that have it.")
         assert len(second.events(PlanAdopted)) == len(first.events(PlanAdopted))
     assert not list_manifests(open_store(str(spec.checkpoint.uri)), "waits")
+
+
+class SlowToCome(ProcessCluster):
+    """Ranks of one node take long to start."""
+
+    slow = "c"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {**SHAPES, self.slow: ("cpu-1t", 1)})
+        self.come = threading.Event()
+
+    def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
+        if seen.node.id == self.slow:
+            self.come.wait()
+        return super().rank(seen, job, index)
+
+
+def test_an_epoch_is_taken_over_without_a_node_that_is_on_its_way_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_ADOPT_WAIT_S", 2 * WAIT_S)  # so a supervisor that waits for it is seen to
+    cluster = SlowToCome(tmp_path)
+    spec = job(tmp_path, 100_000, 50_000)
+    cluster.kill_node(cluster.slow)
+    try:
+        with supervised(cluster, "coming", spec) as first:
+            first.reaches(5)
+            first.vanish()
+            seen, epoch = first.step, first.epoch.epoch
+            cluster.bring_back(cluster.slow)
+            second = Supervised(cluster, "coming", spec, restarted=True)
+            second.reaches(seen + 5)
+            assert second.epoch.epoch == epoch
+            cluster.come.set()
+            second.eventually(lambda: cluster.slow in {event.node for event in second.events(NodeJoined)})
+            second.supervisor.cancel()
+            assert second.ends() is JobState.CANCELLED
+    finally:
+        cluster.come.set()
+        cluster.close()
 
 
 def test_what_survived_in_the_folders_of_the_nodes_is_gone_on_from(tmp_path: Path) -> None:

@@ -116,10 +116,16 @@ class Changer:
             self.highest_epoch = (number // _EPOCHS_OF_A_LIFE + 1) * _EPOCHS_OF_A_LIFE - 1
         elif number:
             plan, snapshot = self._record.plans[number], self._record.snapshots[number]
-            vital = vital_nodes(plan, copies_of(plan, snapshot, self._spec.model))
-            self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number], vital)
+            self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number], self.recorded())
             # Of this epoch alone: what an earlier one did beyond its beginning is done again, and written again.
             self.epoch.last_step = self._record.newest_step
+
+    def recorded(self) -> frozenset[str]:
+        """Nodes that the newest epoch of the record needs; none before the first."""
+        if not self._record.epoch:
+            return frozenset()
+        plan, snapshot = self._record.plans[self._record.epoch], self._record.snapshots[self._record.epoch]
+        return vital_nodes(plan, copies_of(plan, snapshot, self._spec.model))
 
     def left_out(self) -> dict[str, str]:
         """Nodes that are not used although they may answer, and why."""

@@ -288,7 +288,11 @@ class Supervisor:
                 retire(self._job, (agent,), None, self._settings.reply_timeout_s)
 
     def _all_there(self) -> bool:
-        return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
+        """Of what an epoch under way here needs; a node that comes to it may take its time."""
+        awaited = expected = self._roster.expected
+        if self._record.life == self._cluster.life() and self._record.state is JobState.RUNNING:
+            awaited = (expected & self._changer.recorded()) or expected
+        return bool(awaited) and awaited <= self._roster.ready()
 
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
