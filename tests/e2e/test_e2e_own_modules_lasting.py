@@ -29,7 +29,8 @@ def check_losses(events: list[dict[str, Any]], code: Path, job: dict[str, Any]) 
     assert [event["loss"] for event in counted] == pytest.approx(plain_losses(code, job), rel=1e-4)
 
 
-@pytest.mark.parametrize("top", [pytest.param("", marks=pytest.mark.long), "mine/"], ids=["bare", "in a folder"])
+@pytest.mark.long
+@pytest.mark.parametrize("top", ["", "mine/"], ids=["bare", "in a folder"])
 def test_an_archive_in_a_store_is_code(running: Running, tmp_path: Path, top: str) -> None:
     """Packed as it lies, or as tools for archives pack a folder."""
     code, place = write_code(tmp_path), new_place()
