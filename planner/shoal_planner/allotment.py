@@ -5,8 +5,8 @@ is left goes to jobs that may grow. Higher priorities go first, and among equals
 then the oldest job. Shares begin as they are, and a node moves only for one of these reasons: a job lacks its least, a
 node is nobody's, a job of higher priority may grow, or one of the same priority has more by more than the node itself.
 A job makes room by shrinking to its least, for anybody's least; for that of a higher priority it goes entirely, if its
-state can be kept, and so it does for anybody's where it has only nodes of types that it may not use. Nobody overtakes a
-job that waits and that the cluster could run.
+state can be kept, and so it does, where it lacks its own least, for anybody who is to have what it still uses beside
+its share. Nobody overtakes a job that waits and that the cluster could run.
 
 Two phases: what a job is to leave is granted to another one only when nobody uses it any more.
 """
@@ -99,15 +99,18 @@ class _Table:
     waiting: list[str] = field(default_factory=list)
     behind: dict[str, str] = field(default_factory=dict)
     never: dict[str, float | None] = field(default_factory=dict)
+    stuck: set[str] = field(
+        default_factory=set
+    )  # nodes that are still used by who cannot run, and has no store to go to
 
     def __post_init__(self) -> None:
         left = set(self.nodes)
         for job in self.jobs.values():
             kept = job.share & left if job.wants else frozenset()
-            mine = {node for node in kept if self._type_fits(job, node)}
-            stuck = job.begun and not job.yields and not mine  # its state is there and has nowhere to go
-            self.shares[job.id] = set(kept) if stuck else mine
+            self.shares[job.id] = {node for node in kept if self._type_fits(job, node)}
             left -= self.shares[job.id]
+            if job.wants and job.begun and not job.yields and not self.has_least(job):
+                self.stuck |= (job.share | job.uses) - self.shares[job.id]
             self._trim(job)
 
     # --- what is there ---
@@ -121,7 +124,7 @@ class _Table:
 
     def free(self) -> list[str]:
         taken = set(itertools.chain.from_iterable(self.shares.values()))
-        return sorted(self.nodes.keys() - taken)
+        return sorted(self.nodes.keys() - taken - self.stuck)
 
     def has_least(self, job: Contender) -> bool:
         share = self.shares[job.id]
@@ -373,15 +376,15 @@ def _answer(table: _Table, job: Contender) -> Allotment:
     target = frozenset(table.shares[job.id])
     others = [other for other in table.jobs.values() if other.id != job.id]
     free = target.difference(*(other.uses | other.share for other in others))
-    grant = _granted(table, job, target, free)
+    gone_for = _displaced_by(table, job) if target else table.preempted_by.get(job.id) or _displaced_by(table, job)
+    grant = job.share if gone_for or not job.wants else _granted(table, job, target, free)
     queue = _queue(table)
-    gone_for = table.preempted_by.get(job.id) or _displaced_by(table, job)
     return Allotment(
         job=job.id,
         target=target,
         grant=grant,
         position=queue.index(job.id) + 1 if job.id in queue else None,
-        preempted_by=None if target else gone_for,
+        preempted_by=gone_for,
         waits_for=tuple(other.id for other in others if (other.uses | other.share) & (target - grant)),
         behind=table.behind.get(job.id),
         never_fits=job.id in table.never,
@@ -390,16 +393,17 @@ def _answer(table: _Table, job: Contender) -> Allotment:
 
 
 def _displaced_by(table: _Table, job: Contender) -> str | None:
-    """Who is to have what is left to a job that may use none of it, as what it could use is lost."""
-    if not (job.wants and job.begun and job.yields) or table.shares[job.id]:
+    """Who is to have nodes that a job still uses, or has and may not use, while it lacks its least: it steps on no
+    more, so that nothing else would ever let it leave them."""
+    if not (job.wants and job.begun and job.yields and job.id in table.waiting):
         return None
-    return next((other.id for other in table.jobs.values() if table.shares[other.id] & job.share), None)
+    return next(
+        (o.id for o in table.jobs.values() if o is not job and table.shares[o.id] & (job.share | job.uses)), None
+    )
 
 
 def _granted(table: _Table, job: Contender, target: frozenset[str], free: frozenset[str]) -> frozenset[str]:
     """Of its target, what nobody else uses any more. A job that runs keeps something as long as there is a target."""
-    if not job.wants or (job.id in table.preempted_by and not target):
-        return job.share
     if not job.begun:
         return job.share | free if job.share else free if free and table.fits(job.id, free) else free - free
     return (job.share & target) | free or job.share

@@ -36,8 +36,8 @@ def standing_of(
         if jobs[found.preempted_by].priority > jobs[found.job].priority:
             told, held = f"{who} has a higher priority", f"as {who}, of higher priority, needs its nodes"
         else:
-            told = f"limits.device_types allows none of them, and {who} can use them"
-            held = f"as limits.device_types allows none of the nodes that it has left, and {who} can use them"
+            told = f"no plan of it fits what it has left, and {who} needs some of that"
+            held = f"as no plan of it fits the nodes that it has left, and {who} needs some of them"
         return Standing(code="preempted_by_priority", told=told, held=held)
     if not found.grant:
         code = _waiting_code(found)

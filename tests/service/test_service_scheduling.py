@@ -192,7 +192,7 @@ def test_who_lost_all_nodes_that_it_may_use_leaves_the_others_to_whom_they_suit(
     ok(connector.renew())
     other = Played(connector, api, job_mapping())
     assert picky.wish()["wish"] == "paused" and picky.wish()["why"]["code"] == "preempted_by_priority"
-    words = f"as limits.device_types allows none of the nodes that it has left, and {other.id} can use them"
+    words = f"as no plan of it fits the nodes that it has left, and {other.id} needs some of them"
     assert picky.wish()["why"]["words"] == words
     picky.state("draining")
     picky.state("paused", "preempted_by_priority")
