@@ -2,8 +2,9 @@
 
 Usage: python -m benchmarks.planner_campaigns [--json] [--only NAME,NAME] [--first N] [--state FILE] [--processes N]
 
-`oracle` and `units` compare the search with brute force; `monotone` (up to 8 devices, strictly) and `larger` (9 to 64,
-within one per cent) make each cluster better and want no worse plan; `slow` adds a device of a tenth of the speed;
+`oracle` and `units` compare the search with brute force; `monotone` (up to 8 devices, strictly), `overlapping` (the
+same where exchanges may overlap) and `larger` (9 to 64, within one per cent) make each cluster better and want no worse
+plan; `slow` adds a device of a tenth of the speed;
 `memory` and, where there is little of it, `tight` recount what plans need; `model` checks that the model rewards better
 clusters. The judgements are those of tests/planner/campaign.py, which repeats a seed by itself.
 
@@ -37,6 +38,7 @@ SEEDS = {
     "larger": (500, 5),
     "tight": (500, 10),
     "monotone": (10_000, 100),
+    "overlapping": (1_000, 50),
     "memory": (10_000, 50),
 }
 

@@ -23,7 +23,7 @@ from shoal_planner.halving import halve
 from shoal_planner.improve import Improver
 from shoal_planner.node_teams import try_node_teams
 from shoal_planner.options import group_kinds, usable_nodes
-from shoal_planner.overlap_choice import received_ahead
+from shoal_planner.overlap_choice import received_ahead, with_sums
 from shoal_planner.parts import least_s
 from shoal_planner.plainer import ever_fewer, plainer, plainest
 from shoal_planner.plan import Plan
@@ -91,6 +91,7 @@ class Search:
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
         self._proofs = _PROOFS
+        self._summed_s = math.inf  # the best with sums of gradients beside the backward, of those that were looked for
         self._least_s = least_s  # the least possible, once it was asked for
 
     def look(self, *, thorough: bool = True, briefly: bool = True, previous: Plan | None = None) -> None:
@@ -162,7 +163,8 @@ class Search:
         elif thorough and self.scored and self.late():
             self.truncated = True
         elif thorough:
-            whole = search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+            summed = None if self.costs.job.train.overlap == "none" else self._consider_summed
+            whole = search_exactly(self.costs, self.copies, self.best_s(), self.consider, summed)
             if to_prove and not whole:
                 self._follow(nodes)
 
@@ -380,6 +382,17 @@ class Search:
             return math.inf
         self.finalists.add(scored.plan_id)
         return step_s(scored)
+
+    def _consider_summed(self, made: Plan) -> float:
+        """With sums of gradients beside the backward, if that is for it."""
+        scored = self.scored_or_none(made)
+        if scored is None:
+            return math.inf
+        seconds = step_s(with_sums(scored, self.costs))
+        if seconds < self._summed_s:
+            self._summed_s = seconds
+            self.finalists.add(scored.plan_id)
+        return seconds
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
         for words in lead.words(self.best_s()):

@@ -7,13 +7,14 @@ Owns the search. `crews` says who there is, `crew_bounds` how much each gets don
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from shoal_planner.chain_times import ChainTimes
+from shoal_planner.chain_times import Bools, ChainTimes
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
 from shoal_planner.crew_bounds import CrewBounds, line_bounds
@@ -39,6 +40,9 @@ _SHORTEST_S, _LONGEST_S = 1e-4, 1e6
 _MOST_ORDERED = 8_000_000
 # Ways to deal the batch that are tried; fewer while no plan is known, as then hardly anything bounds them.
 _MOST_DEALS, _FIRST_DEALS = 50_000, 500
+# Plans of pipelines that are cut alike which are looked at, and how much slower they may be before sums of gradients
+# overlap.
+_MOST_ALIKE, _ALIKE_SLACK = 200, 1.2
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
 
 
@@ -48,6 +52,10 @@ class Line(NamedTuple):
     chain: Chain
     rows: Rows
     most: int
+
+
+class _Enough(Exception):
+    """As many were looked at as may be."""
 
 
 class CrewSearch:
@@ -84,6 +92,7 @@ class CrewSearch:
         self.parts = Parts(self._rooms, self._slots)
         self._lines: dict[tuple[int, int], tuple[int, tuple[Line, ...]]] = {}
         self._told = False
+        self._alike = 0  # so many pipelines that are cut alike may still be looked at, where these are looked for
         self._tries = 0  # layers of all pipelines together that were tried within the present time
         self._left = _MOST_ORDERED // (costs.job.model.layers * self._batch)  # orders
 
@@ -114,16 +123,29 @@ class CrewSearch:
         if math.isinf(best_s) and math.isfinite(self.best_s):
             self.run(self.best_s)
 
+    def run_alike(self, best_s: float, consider: Callable[[Plan], float]) -> None:
+        """Looks for several pipelines that are cut at the same layers, so that sums of gradients may go on beside their
+        backward: for what then takes less than `best_s`, as `consider` says. At so many at most, up to so much slower
+        without that."""
+        self._alike, self.best_s, self.consider = _MOST_ALIKE, best_s, consider
+        with contextlib.suppress(_Enough):
+            self._look(math.inf)
+        self._alike = 0
+
     def _look(self, within_s: float) -> None:
         """At all that is done in this time."""
         self.within_s, self._tries = within_s, 0
         self._lines.clear()
         num_devices = sum(room.devices * len(room.nodes) for room in self._rooms.values())
-        for count in range(1, min(num_devices, self._batch) + 1):
+        for count in range(2 if self._alike else 1, min(num_devices, self._batch) + 1):
             self._run(count)
 
     def _limit_s(self) -> float:
-        return min(self.within_s, self.best_s * (1 - _TIE))
+        return min(self.within_s, self._enough_s())
+
+    def _enough_s(self) -> float:
+        """What takes as long is not looked at."""
+        return self.best_s * (_ALIKE_SLACK if self._alike else 1 - _TIE)
 
     def _run(self, count: int) -> None:
         """All sets of so many crews that can run the batch in time."""
@@ -134,6 +156,8 @@ class CrewSearch:
             some = [[(int(most[n]), n) for n in self._of_slots[self._slots[at]] if most[n]] for at, _ in frame]
             alike = [p > 0 and frame[p][0] == frame[p - 1][0] for p in range(count)]
             for picked in _picked(some, alike, self._batch):
+                if self._alike and len({len(self.crews[n].cells) for n in picked}) > 1:
+                    continue
                 self._ordered(tuple(nodes for _, nodes in frame), picked, [int(most[n]) for n in picked], by_ends)
 
     def _ordered(
@@ -228,13 +252,15 @@ class CrewSearch:
                 slowest = np.maximum(slowest[..., None], some.seconds[:, samples])
             np.minimum(seconds, slowest, out=seconds)
         seconds = seconds + after.seconds
+        if self._alike:
+            seconds = np.where(_same([some.layers for some in rows]), seconds, np.inf)
         refused = np.where(after.lacking, seconds, np.inf)
         if math.isinf(self.best_s) and not self._told and np.isfinite(refused).any():
             self._told = True  # so that it is known what plans fail for, if all do
             self._try(shape, rows, np.unravel_index(int(np.argmin(refused)), refused.shape), dealt, network_s)
         seconds = np.where(after.lacking, np.inf, seconds)
         for flat in np.argsort(seconds, axis=None, kind="stable"):
-            if not seconds.flat[flat] < self.best_s * (1 - _TIE):
+            if not seconds.flat[flat] < self._enough_s():
                 return
             self._try(shape, rows, np.unravel_index(int(flat), seconds.shape), dealt, network_s)
 
@@ -253,6 +279,10 @@ class CrewSearch:
         ]
         made = plan_of(shape, layers, choices, self.copies, split=self.times.split, away=self.times.away)
         self.best_s = min(self.best_s, self.consider(made))
+        if self._alike:
+            self._alike -= 1
+            if not self._alike:
+                raise _Enough
 
     def _network_s(self, shape: Shape, dealt: Ints) -> Floats:
         """By deal, what the busiest node's interfaces need for all activations."""
@@ -262,6 +292,15 @@ class CrewSearch:
                 busy[node] = busy.get(node, np.zeros(len(dealt))) + per_sample_s * dealt[:, p]
         found: Floats = np.maximum.reduce([np.zeros(len(dealt)), *busy.values()])
         return found
+
+
+def _same(layers: list[Ints]) -> Bools:
+    """[K1, .., KP]: where all pipelines have the same layers [K, S]."""
+    found = np.ones((1,) * len(layers), dtype=bool)
+    for p, some in enumerate(layers[1:], 1):
+        same = (layers[0][:, None] == some).all(axis=2)
+        found = found & same.reshape(tuple(len(layers[q]) if q in (0, p) else 1 for q in range(len(layers))))
+    return found
 
 
 def _times_s(best_s: float, shares: tuple[float, ...]) -> Iterator[float]:

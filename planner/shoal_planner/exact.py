@@ -72,11 +72,18 @@ def num_devices(costs: CostModel) -> int:
     return sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
 
 
-def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> bool:
+def search_exactly(
+    costs: CostModel,
+    copies: int,
+    best_s: float,
+    consider: Callable[[Plan], float],
+    summed: Callable[[Plan], float] | None = None,
+) -> bool:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
-    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small. State of half the
-    layers of each stage, or of all, may be on hosts. Whether the best with state on devices alone and one replica per
-    stage is proven: not where there were too many orders."""
+    with the seconds of the plan, inf if it does not fit. To `summed`, if it is given, also plans that may be better
+    once sums of gradients go on beside their backward; it answers with the seconds that they take then. Does nothing on
+    clusters that are not small. State of half the layers of each stage, or of all, may be on hosts. Whether the best
+    with state on devices alone and one replica per stage is proven: not where there were too many orders."""
     if not is_proven(costs):
         return False
     nodes = usable_nodes(costs.job, costs.snapshot)
@@ -90,9 +97,11 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
 
     plain = CrewSearch(costs, copies, nodes, better)
     plain.run(best[0])
+    if summed is not None:
+        plain.run_alike(best[0], summed)
     may_pay = plain.binds or any(costs.update_s(node.id, 1.0, 1.0) < costs.update_s(node.id, 1.0) for node in nodes)
     if may_pay and costs.job.train.sharding != "none":
-        _search_hosts(costs, copies, best, better)
+        _search_hosts(costs, copies, best, better, summed)
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
         return plain.whole
     for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
@@ -101,12 +110,21 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
     return plain.whole
 
 
-def _search_hosts(costs: CostModel, copies: int, best: list[float], better: Callable[[Plan], float]) -> None:
+def _search_hosts(
+    costs: CostModel,
+    copies: int,
+    best: list[float],
+    better: Callable[[Plan], float],
+    summed: Callable[[Plan], float] | None,
+) -> None:
     """With state on hosts, on the nodes whose hosts have room for it."""
     most_bytes = most_host_bytes(costs.snapshot.nodes, costs, hosting=True)
     roomy = tuple(node for node in usable_nodes(costs.job, costs.snapshot) if node.host_memory_bytes > most_bytes)
     for away in _AWAY if roomy else ():
-        CrewSearch(costs, copies, roomy, better, away).run(best[0])
+        hosted = CrewSearch(costs, copies, roomy, better, away)
+        hosted.run(best[0])
+        if summed is not None:
+            hosted.run_alike(best[0], summed)
 
 
 class Exact:

@@ -74,11 +74,26 @@ def _ways(plan: Plan, *, chunks: bool) -> Iterator[tuple[_Change, ...]]:
     terms, least_s = plan.prediction.terms, _LEAST * plan.prediction.step_s
     if chunks and terms.tensor_s > least_s and any(replica.tp > 1 for replica in plan.replicas()):
         yield tuple(partial(_in_chunks, count) for count in CHUNKS)
-    # Where pipelines are cut at different layers, stages that sum in the order of a backward wait for each other.
+    if terms.gradient_s > least_s and _may_sum(plan):
+        yield (_with_gradients,)
+
+
+def with_sums(plan: Plan, costs: CostModel) -> Plan:
+    """A plan that was scored, with sums of gradients beside its backward where that surely pays; else as it is."""
+    found = _scored(plan, costs, _with_gradients(plan.overlap)) if _may_sum(plan) else None
+    return plan if found is None or step_s(found) >= _SURELY * step_s(plan) else found
+
+
+def _with_gradients(overlap: Overlap) -> Overlap:
+    return dataclasses.replace(overlap, gradients=True)
+
+
+def _may_sum(plan: Plan) -> bool:
+    """Whether its gradients may be summed beside its backward. Where pipelines are cut at different layers, stages that
+    sum in the order of a backward wait for each other."""
     alike = len({tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines}) == 1
     sums_whole = plan.sharding.gradients == "none" and plan.schedule != "interleaved"
-    if plan.num_devices > 1 and terms.gradient_s > least_s and sums_whole and alike and not _sums_on_nodes(plan):
-        yield (lambda overlap: dataclasses.replace(overlap, gradients=True),)
+    return plan.num_devices > 1 and sums_whole and alike and not _sums_on_nodes(plan)
 
 
 def _sums_on_nodes(plan: Plan) -> bool:

@@ -1,6 +1,7 @@
 """Campaigns over random clusters: what must hold of every plan, seed by seed, and what did not.
 
-    python tests/planner/campaign.py oracle|units|memory|tight|model|monotone|larger|slow --seeds A-B [--out DIR]
+    python tests/planner/campaign.py oracle|units|memory|tight|model|monotone|overlapping|larger|slow --seeds A-B
+        [--out DIR]
 
 prints each seed that failed, counts, and the CPU seconds of `plan()`. With --out, what failed is written there as
 JSON. Owns the judgements; instances are drawn in `random_clusters`, brute force is in `oracle`.
@@ -214,6 +215,15 @@ def judge_monotone(seed: int, most_devices: int = 8, changes: int = len(CHANGES)
     return _judge_changes(seed, draw_small(seed, most_devices), changes, STRICT)
 
 
+def judge_overlapping(seed: int, most_devices: int = 8, changes: int = len(CHANGES)) -> Tally:
+    """As `monotone`, of jobs that let exchanges go on beside computing, as jobs do that say nothing."""
+    drawn = draw_small(seed, most_devices)
+    train = dataclasses.replace(drawn.job.train, overlap="auto")
+    return _judge_changes(
+        seed, dataclasses.replace(drawn, job=dataclasses.replace(drawn.job, train=train)), changes, STRICT
+    )
+
+
 def judge_larger(seed: int, most_devices: int = 64, changes: int = len(CHANGES)) -> Tally:
     """9 to 64 devices: no change for the better costs more than a hundredth."""
     return _judge_changes(seed, draw_large(seed, 9, most_devices), changes, LARGER)
@@ -348,6 +358,7 @@ JUDGES: dict[str, Callable[[int], Tally]] = {
     "tight": judge_tight,
     "model": judge_model,
     "monotone": judge_monotone,
+    "overlapping": judge_overlapping,
     "larger": judge_larger,
     "slow": judge_slow,
 }

@@ -25,6 +25,11 @@ def test_where_the_search_by_itself_once_lost_a_plan(seed: int) -> None:
     judged("monotone", range(seed, seed + 1), processes=1)
 
 
+@pytest.mark.parametrize("seed", [34, 1224, 3036, 3057])
+def test_where_plans_that_overlap_once_got_worse(seed: int) -> None:
+    judged("overlapping", range(seed, seed + 1), processes=1)
+
+
 def test_larger_ones_on_a_sample() -> None:
     judged("larger", range(4, 6), processes=1, most_devices=12, changes=2)
 
