@@ -86,7 +86,7 @@ def test_every_plan_found_holds_what_it_must(
 
 
 def test_the_embedded_cluster_gets_an_asymmetric_plan() -> None:
-    job = make_job()
+    job = undivided(make_job())
     result = plan(job, EMBEDDED)
     depths = sorted(len(pipeline.stages) for pipeline in result.plan.pipelines)
     assert depths == [1, 4]
@@ -114,7 +114,7 @@ def test_the_same_arguments_give_the_same_plan() -> None:
 
 
 def test_of_equally_fast_plans_the_one_that_runs_is_kept() -> None:
-    job = make_job()
+    job = undivided(make_job())
     first = plan(job, EMBEDDED)
     assert plan(job, EMBEDDED, previous=first.plan).plan.plan_id == first.plan.plan_id
     # Another order of equal nodes costs the same; what the nodes already hold decides.
