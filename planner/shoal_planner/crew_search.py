@@ -42,7 +42,7 @@ _MOST_ORDERED = 8_000_000
 _MOST_DEALS, _FIRST_DEALS = 50_000, 500
 # Plans of pipelines that are cut alike which are looked at, and how much slower they may be before sums of gradients
 # overlap.
-_MOST_ALIKE, _ALIKE_SLACK = 200, 1.2
+_MOST_ALIKE, _ALIKE_SLACK = 60, 1.2
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
 
 
@@ -141,11 +141,7 @@ class CrewSearch:
             self._run(count)
 
     def _limit_s(self) -> float:
-        return min(self.within_s, self._enough_s())
-
-    def _enough_s(self) -> float:
-        """What takes as long is not looked at."""
-        return self.best_s * (_ALIKE_SLACK if self._alike else 1 - _TIE)
+        return min(self.within_s, self.best_s * (_ALIKE_SLACK if self._alike else 1 - _TIE))
 
     def _run(self, count: int) -> None:
         """All sets of so many crews that can run the batch in time."""
@@ -218,7 +214,7 @@ class CrewSearch:
                 seconds = self.times.row_table(shape[p].chain, held, some.layers)
                 some = Rows(layers=some.layers, seconds=seconds, after_s=some.after_s)
             left.append(some)
-        self._joined(shape, left)
+        self._joined(shape, _in_common(left) if self._alike else left)
 
     def _joined(self, shape: Shape, rows: list[Rows]) -> None:
         """Those that are left within the time, all at once or by halves."""
@@ -252,15 +248,16 @@ class CrewSearch:
                 slowest = np.maximum(slowest[..., None], some.seconds[:, samples])
             np.minimum(seconds, slowest, out=seconds)
         seconds = seconds + after.seconds
-        if self._alike:
-            seconds = np.where(_same([some.layers for some in rows]), seconds, np.inf)
+        if self._alike:  # what is summed up, half of what is exchanged where state is split, may take no time
+            promised = seconds - after.seconds * (0.5 if self.times.split else 1.0)
+            seconds = np.where(_same([some.layers for some in rows]), promised, np.inf)
         refused = np.where(after.lacking, seconds, np.inf)
         if math.isinf(self.best_s) and not self._told and np.isfinite(refused).any():
             self._told = True  # so that it is known what plans fail for, if all do
             self._try(shape, rows, np.unravel_index(int(np.argmin(refused)), refused.shape), dealt, network_s)
         seconds = np.where(after.lacking, np.inf, seconds)
         for flat in np.argsort(seconds, axis=None, kind="stable"):
-            if not seconds.flat[flat] < self._enough_s():
+            if not seconds.flat[flat] < self.best_s * (1 - _TIE):
                 return
             self._try(shape, rows, np.unravel_index(int(flat), seconds.shape), dealt, network_s)
 
@@ -292,6 +289,13 @@ class CrewSearch:
                 busy[node] = busy.get(node, np.zeros(len(dealt))) + per_sample_s * dealt[:, p]
         found: Floats = np.maximum.reduce([np.zeros(len(dealt)), *busy.values()])
         return found
+
+
+def _in_common(rows: list[Rows]) -> list[Rows]:
+    """Those with layers that all pipelines may have."""
+    layers = [list(map(tuple, some.layers.tolist())) for some in rows]
+    common = set(layers[0]).intersection(*layers[1:])
+    return [some.taken(np.flatnonzero([row in common for row in own])) for some, own in zip(rows, layers, strict=True)]
 
 
 def _same(layers: list[Ints]) -> Bools:

@@ -95,19 +95,30 @@ def search_exactly(
         best[0] = min(best[0], seconds)
         return seconds
 
+    def alike(search: CrewSearch) -> None:
+        search.run_alike(min(best[0], best_summed[0]), better_summed)
+
+    def better_summed(plan: Plan) -> float:
+        assert summed is not None
+        seconds = summed(plan)
+        best_summed[0] = min(best_summed[0], seconds)
+        return seconds
+
+    best_summed = [best_s]
     plain = CrewSearch(costs, copies, nodes, better)
     plain.run(best[0])
+    whole = plain.whole
     if summed is not None:
-        plain.run_alike(best[0], summed)
+        alike(plain)
     may_pay = plain.binds or any(costs.update_s(node.id, 1.0, 1.0) < costs.update_s(node.id, 1.0) for node in nodes)
     if may_pay and costs.job.train.sharding != "none":
-        _search_hosts(costs, copies, best, better, summed)
+        _search_hosts(costs, copies, best, better, alike if summed is not None else None)
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
-        return plain.whole
+        return whole
     for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
         if fastest_s(part, costs) < best[0]:
             Exact(costs, copies, part, better).run(best[0])
-    return plain.whole
+    return whole
 
 
 def _search_hosts(
@@ -115,7 +126,7 @@ def _search_hosts(
     copies: int,
     best: list[float],
     better: Callable[[Plan], float],
-    summed: Callable[[Plan], float] | None,
+    alike: Callable[[CrewSearch], None] | None,
 ) -> None:
     """With state on hosts, on the nodes whose hosts have room for it."""
     most_bytes = most_host_bytes(costs.snapshot.nodes, costs, hosting=True)
@@ -123,8 +134,8 @@ def _search_hosts(
     for away in _AWAY if roomy else ():
         hosted = CrewSearch(costs, copies, roomy, better, away)
         hosted.run(best[0])
-        if summed is not None:
-            hosted.run_alike(best[0], summed)
+        if alike is not None:
+            alike(hosted)
 
 
 class Exact:
