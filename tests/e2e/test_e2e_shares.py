@@ -31,13 +31,13 @@ def share(running: Running, job_id: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_job_shrinks_for_another_and_grows_back(running: Running) -> None:
-    """The longer one computes so much in a step that growing back from two nodes to five is worth it. It is
+    """The longer one computes so much in a step that growing back from two nodes to four is worth it. It is
     cancelled at the end: how long the other one takes must not decide anything."""
     low = running.submit(job_mapping(ENDLESS, LARGE) | {"priority": "low", "limits": {"min_devices": 2}})
     running.until_step(low, 5)
     assert share(running, low)["nodes"] is None
     before = used(running.plan(low))
-    high = running.submit(job_mapping(SHORT) | {"priority": "high", "limits": {"min_devices": 3, "max_devices": 3}})
+    high = running.submit(job_mapping(SHORT) | {"priority": "high", "limits": {"min_devices": 2, "max_devices": 2}})
     running.until_event(high, "step_done")
     mine, theirs = used(running.plan(high)), used(running.plan(low))
     assert not mine & theirs, "two jobs are on one node"
