@@ -19,7 +19,7 @@ def cluster(running: Running) -> dict[str, Any]:
 def test_a_preview_is_priced_by_what_an_earlier_job_measured(running: Running) -> None:
     job = job_mapping(12)
     job["model"] = {**job["model"], "ffn": 192}  # a shape that no other test has
-    eventually(lambda: len(running.client.nodes()) == 5, LIMIT_S)
+    eventually(lambda: len(running.client.nodes()) == 4, LIMIT_S)
     guessed = running.client.preview(job)["predicted"]["step_s"]
     job_id = running.submit(job)
     events = running.finish(job_id)

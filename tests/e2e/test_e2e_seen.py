@@ -25,7 +25,7 @@ def _age_s(node: dict[str, Any]) -> float:
 
 @pytest.mark.long
 def test_nodes_are_heard_and_steps_tell_what_held_them_up(running: Running) -> None:
-    eventually(lambda: len(heard(running)) == 5 and {by for by, _ in heard(running).values()} == {"ray"}, LIMIT_S)
+    eventually(lambda: len(heard(running)) == 4 and {by for by, _ in heard(running).values()} == {"ray"}, LIMIT_S)
     job_id = running.submit(job_mapping(400, uri=new_place(), every_steps=10))
     running.until_step(job_id, 25)
     eventually(lambda: {by for by, _ in heard(running).values()} == {"processes"}, LIMIT_S)
