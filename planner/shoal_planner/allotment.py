@@ -89,7 +89,8 @@ def _by_id(jobs: Iterable[Contender]) -> dict[str, Contender]:
 
 @dataclass(slots=True, kw_only=True)
 class _Table:
-    """Shares on their way to what they are to be."""
+    """Shares on their way to what they are to be. `stuck` are nodes still used, beside their share, by jobs that cannot
+    run and have no store to go to."""
 
     jobs: Mapping[str, Contender]
     nodes: Mapping[str, Node]
@@ -99,9 +100,7 @@ class _Table:
     waiting: list[str] = field(default_factory=list)
     behind: dict[str, str] = field(default_factory=dict)
     never: dict[str, float | None] = field(default_factory=dict)
-    stuck: set[str] = field(
-        default_factory=set
-    )  # nodes that are still used by who cannot run, and has no store to go to
+    stuck: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         left = set(self.nodes)

@@ -66,10 +66,10 @@ def answer(instance: Instance, looks: Iterator[int], tick_s: float) -> PlanResul
 
 @pytest.mark.parametrize(
     "instances",
-    [map(draw_small, range(4)), (draw_large(seed, 9, 12) for seed in (1, 4, 5, 7))],
+    [[draw_small(seed) for seed in range(4)], [draw_large(seed, 9, 12) for seed in (1, 4, 5, 7)]],
     ids=["small", "large"],
 )
-def test_only_a_search_that_was_cut_short_may_answer_otherwise(instances: Iterator[Instance]) -> None:
+def test_only_a_search_that_was_cut_short_may_answer_otherwise(instances: list[Instance]) -> None:
     """However early the clock runs out, an answer says truncated unless it is the plan of a whole search."""
     num_cut = 0
     for instance in instances:
