@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.planner_campaigns [--json] [--only NAME,NAME] [--first N] [--state FILE] [--processes N]
 
 `oracle` and `units` compare the search with brute force; `monotone` (up to 8 devices, strictly), `overlapping` (the
-same where exchanges may overlap) and `larger` (9 to 64, within one per cent) make each cluster better and want no worse
-plan; `slow` adds a device of a tenth of the speed; `memory` and, where there is little of it, `tight` recount what plans
-need; `model` checks that the model rewards better clusters. The judgements are those of tests/planner/campaign.py, which
-repeats a seed by itself.
+same where exchanges may overlap) and `larger` (9 to 64, within one per cent) make each cluster better and want no
+worse plan; `slow` adds a device of a tenth of the speed; `memory` and, where there is little of it, `tight` recount
+what plans need; `model` checks that the model rewards better clusters. The judgements are those of
+tests/planner/campaign.py, which repeats a seed by itself.
 
 All of it is hours of processor time. What is done is noted in the state's file, a line for each part, and is not done
 again for the same planner; the file is kept with the sources, so that a campaign goes on on another machine. `--first`
