@@ -10,11 +10,13 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
 _CLONE_NEWNET = 0x40000000
+_MOST = 4
+_turns: set[int] = set()  # of networks of this process, which are there at the same time
 
 
 class Network:
@@ -22,9 +24,12 @@ class Network:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
-        self._subnet = f"10.{190 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
-        self._bridge = f"shb{os.getpid()}"[:15]
-        self._aside = f"sha{os.getpid()}"[:15]
+        self._turn = min(set(range(_MOST)) - _turns)
+        _turns.add(self._turn)
+        self._mark = f"{os.getpid()}{'abcd'[self._turn]}"
+        self._subnet = f"10.{190 - 50 * self._turn + os.getpid() // 250 % 50}.{os.getpid() % 250}"
+        self._bridge = f"shb{self._mark}"
+        self._aside = f"sha{self._mark}"
         self.address = f"{self._subnet}.254"
         """Of this process, for nodes."""
 
@@ -53,12 +58,13 @@ class Network:
             subprocess.run(["ip", "netns", "delete", self.namespace(name)], check=False, capture_output=True)
         for bridge in (self._bridge, self._aside):
             subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
+        _turns.discard(self._turn)
 
     def host(self, name: str) -> str:
         return f"{self._subnet}.{self._names.index(name) + 1}"
 
     def namespace(self, name: str) -> str:
-        return f"shoal-{os.getpid()}-{name}"
+        return f"shoal-{self._mark}-{name}"
 
     def cut(self, *names: str) -> None:
         """Nothing comes to these nodes or from them any more; nobody is told."""
@@ -98,15 +104,30 @@ class Network:
         _ip("-n", space, "link", "set", "lo", "up")
 
     def _port(self, name: str) -> str:
-        return f"shv{self._names.index(name)}p{os.getpid()}"[:15]
+        return f"shv{self._names.index(name)}p{self._mark}"
 
 
 def enter(namespace: str) -> None:
     """This thread, and those that it starts from now on, have the network of that name."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+        _enter(file.fileno(), namespace)
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Processes that this thread starts have the network of that name."""
+    with open("/proc/thread-self/ns/net", "rb") as own:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            _enter(own.fileno(), "its own network again")
+
+
+def _enter(file: int, name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(file, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter {name}")
 
 
 def missing() -> str:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,13 @@ def check_curve(events: list[dict[str, Any]], steps: int, batch: int) -> None:
         assert event["loss"] == pytest.approx(expected, rel=1e-4), event["step"]
 
 
+def lives(process: psutil.Process) -> bool:
+    """Nor has ended without anybody having asked how."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Running:
     def __init__(self, shoal: LocalShoal, nodes: list[str]) -> None:
         self.shoal = shoal
@@ -105,6 +112,29 @@ class Running:
         ends_ms = int((time.time() + lead_s) * 1000)
         accepted, why = GcsClient(address=flags["gcs-address"]).drain_node(flags["node_id"], reason, "spot", ends_ms)
         assert accepted, why
+
+    def alive(self, nodes: Sequence[Mapping[str, str]]) -> list[bool]:
+        """Whether Ray takes them for that, by the flags of their raylets."""
+        from ray._raylet import GcsClient, NodeID
+
+        ids = [NodeID.from_hex(flags["node_id"]) for flags in nodes]
+        found: list[bool] = GcsClient(address=nodes[0]["gcs-address"]).check_alive(ids, 10.0)
+        return found
+
+    def end_cluster(self) -> None:
+        """Everything at once that runs on its machines, as if they lost their power; what they keep stays."""
+        cluster = psutil.Process(self.shoal.cluster_pid)
+        victims = [cluster, *cluster.children(recursive=True)]
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for victim in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(victim)
+        eventually(lambda: not any(map(lives, victims)))
+        assert self.shoal._cluster is not None
+        self.shoal._cluster.wait(LIMIT_S)
+        for stream in (self.shoal._cluster.stdin, self.shoal._cluster.stdout):
+            assert stream is not None
+            stream.close()
 
     def raylet_flags(self, node: str) -> dict[str, str]:
         """What Ray started it with, such as `gcs-address` and `node_id`."""

@@ -59,6 +59,8 @@ class LocalOptions:
 class LocalShoal:
     """A context: everything is stopped at its end, whatever happened. `say` gets a line on each thing that starts."""
 
+    _cluster_program = "shoal_workers.local"
+
     def __init__(self, options: LocalOptions, say: Callable[[str], None] = lambda line: None) -> None:
         self._options = options
         self._say = say
@@ -183,7 +185,7 @@ class LocalShoal:
     def _start_cluster(self) -> None:
         with self._log("cluster").open("a", encoding="utf-8") as log:
             self._cluster = subprocess.Popen(
-                [sys.executable, "-m", "shoal_workers.local"],
+                [sys.executable, "-m", self._cluster_program],
                 env=_environment({}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 from running import Running, check_history, job_mapping
 from servers import RunningServer, new_place
@@ -26,7 +25,7 @@ def test_a_job_goes_on_on_the_next_cluster(
         running = Running(shoal, ["node-0", "node-1"])
         job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=5, keep=2))
         running.until_event(job_id, "checkpoint_committed")
-        _kill_all(shoal)
+        running.end_cluster()
         shoal._start_cluster()
         events = running.finish(job_id)
         check_history(events, STEPS)
@@ -36,17 +35,3 @@ def test_a_job_goes_on_on_the_next_cluster(
         (recovery,) = (event for event in events if event["kind"] == "recovery_done")
         assert (recovery["cause"], recovery["epoch"]) == ("resumed", 1000)
         running.client.close()
-
-
-def _kill_all(shoal: LocalShoal) -> None:
-    cluster = psutil.Process(shoal.cluster_pid)
-    victims = [cluster, *cluster.children(recursive=True)]
-    for victim in victims:
-        victim.suspend()
-    for victim in victims:
-        victim.kill()
-    assert shoal._cluster is not None
-    shoal._cluster.wait(30)
-    for stream in (shoal._cluster.stdin, shoal._cluster.stdout):
-        assert stream is not None
-        stream.close()

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from control_plane import control_plane
 from plain_ray import PlainRay
-from running import LIMIT_S, check_curve, job_mapping
+from running import LIMIT_S, check_curve, job_mapping, lives
 from servers import RunningServer, new_place
 from waiting import eventually
 
@@ -51,7 +50,7 @@ def test_a_job_goes_on_elsewhere_when_the_head_of_its_cluster_has_died(
         (recovery,) = (event for event in events if event["kind"] == "recovery_done")
         assert (recovery["cause"], recovery["step"]) == ("resumed", stored)
         assert recovery["num_bytes"]["store"] > 0
-        eventually(lambda: not any(_runs(rank) for rank in ranks), 2 * SILENT_S)
+        eventually(lambda: not any(lives(rank) for rank in ranks), 2 * SILENT_S)
 
 
 def _events(client: Client, job_id: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -61,7 +60,3 @@ def _events(client: Client, job_id: str, kind: str | None = None) -> list[dict[s
 def _cluster_of(client: Client, job_id: str) -> dict[str, Any]:
     found: dict[str, Any] = client.get(job_id)["cluster"]
     return found
-
-
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -44,6 +44,7 @@ class Kind(StrEnum):
     PARTITION = "partition"  # half of the nodes hear each other, and nobody else
     VANISHED = "vanished"  # a host, without a packet: cut off, or all that runs there is stopped and never goes on
     GCS = "gcs"  # the head of the Ray cluster
+    HEAD_LOST = "head_lost"  # with all that it knew, and so the cluster; a new one is made of the same machines
     STRAGGLER = "straggler"  # the ranks of a node become some times slower for a while, and no more
 
 
@@ -138,9 +139,11 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.STRAGGLER,
         Kind.RAYLET,
         Kind.DRAINED,
+        Kind.PARTITION,
         Kind.CONNECTOR,
         Kind.CONTROL_PLANE,
         Kind.GCS,
+        Kind.HEAD_LOST,
     ),
 }
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
@@ -152,10 +155,12 @@ _SECOND = frozenset(
         Kind.HALF,
         Kind.SUPERVISOR,
         Kind.RANK_STOPPED,
+        Kind.PARTITION,
         Kind.VANISHED,
         Kind.RAYLET,
         Kind.CONTROL_PLANE,
         Kind.GCS,
+        Kind.HEAD_LOST,
     }
 )
 _WRITING = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.AGENT_STOPPED})

@@ -1,26 +1,29 @@
-"""A ground of real raylets: the whole of Shoal on one machine, control plane and connector included. Blows are signals
-to its processes, bits in their files, a full disk, a store that is cut off; the journal is read over HTTP, as a user
-would."""
+"""A ground of real raylets: the whole of Shoal on one machine, control plane and connector included, each raylet in a
+network of its own. Blows are signals to its processes, links that are cut, bits in files, a full disk, a store that is
+cut off; the journal is read over HTTP, as a user would."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import networks
 import psutil
-from faults import worker_hook
+from faults import apart_cluster, worker_hook
+from faults.apart_cluster import ApartShoal
 from faults.disks import Disks, fill, freeze
 from faults.drills import Drill, Kind
+from faults.heads import kill_head, lose_head
 from faults.playing import ENDED, Strike, nothing
 from faults.slots import spoil, written
 from faults.stores import Stores
-from running import Running
+from networks import Network
+from running import Running, lives
 from slowing import Slowed
 from waiting import eventually
 
@@ -53,10 +56,11 @@ class RayGround:
         if self._disks.missing:
             self.missing = dict.fromkeys((Kind.DISK_FULL, Kind.DISK_HUNG), self._disks.missing)
         os.environ.update(worker_hook.environment())
-        self._shoal = LocalShoal(LocalOptions(cluster=CLUSTER, data_dir=folder, port=0))
+        self._network = self._join_network()
+        here = LocalShoal if self._network is None else ApartShoal
+        self._shoal = here(LocalOptions(cluster=CLUSTER, data_dir=folder, port=0))
         self._shoal.__enter__()
         self._running = Running(self._shoal, sorted(NODES))
-        self._head_address = self._running.raylet_flags(min(NODES))["gcs-address"]
         self._entries: list[Entry] = []
         self._gone: set[str] = set()  # nodes whose raylet is dead
         self._looked_s = 0.0
@@ -65,7 +69,17 @@ class RayGround:
     def close(self) -> None:
         self._running.client.close()
         self._shoal.stop()
+        if self._network is not None:
+            self._network.close()
         self._disks.close()
+
+    def _join_network(self) -> Network | None:
+        if why := networks.missing():
+            self.missing = {**self.missing, Kind.PARTITION: why}
+            return None
+        network, names = Network(sorted(NODES)).__enter__(), sorted(NODES)
+        os.environ.update(apart_cluster.environment(network, names, self._stores.environment(network.address)))
+        return network
 
     # --- the job ---
 
@@ -127,6 +141,7 @@ class RayGround:
             Kind.RANK_STOPPED: functools.partial(self._stopped, ("ray::RankActor",)),
             Kind.AGENT_STOPPED: functools.partial(self._stopped, ("ray::AgentActor",)),
             Kind.NODE_STOPPED: functools.partial(self._stopped, ("ray::AgentActor", "ray::RankActor")),
+            Kind.PARTITION: self._partition,
             Kind.VANISHED: self._vanished,
             Kind.STRAGGLER: self._straggler,
             Kind.NOTICE: self._notice,
@@ -143,6 +158,7 @@ class RayGround:
             Kind.RAYLET: self._raylet,
             Kind.CONTROL_PLANE: self._control_plane,
             Kind.GCS: self._head,
+            Kind.HEAD_LOST: self._head_lost,
         }
         return strikes[kind](pick)
 
@@ -226,9 +242,11 @@ class RayGround:
         self._gone.update(names)
 
     def _add(self, names: tuple[str, ...]) -> None:
+        """Those that are not there again, in a new cluster."""
         for name in names:
-            self._shoal.add(name)
-            self._gone.discard(name)
+            if name in self._gone:
+                self._shoal.add(name)
+                self._gone.discard(name)
 
     def _stopped(self, titles: tuple[str, ...], pick: int) -> Strike | None:
         struck = self._of_picked(titles, pick)
@@ -246,6 +264,26 @@ class RayGround:
             return None
         _each(self._all_of(node), psutil.Process.suspend)
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._replace, node))
+
+    def _partition(self, pick: int) -> Strike | None:
+        """It lasts until Ray has given the nodes up. A raylet ends once it hears of that, and is then started again, as
+        units and pods are."""
+        assert self._network is not None
+        names, network = self._several(_HALF, pick), self._network
+        if not names:
+            return None
+        flags = [self._running.raylet_flags(name) for name in names]
+        raylets = [psutil.Process(self._shoal.pids(name)["raylet"]) for name in names]
+        network.part(*names)
+
+        def heal() -> None:
+            eventually(lambda: not any(self._running.alive(flags)), _THERE_S)
+            network.mend(*names)
+            eventually(lambda: not any(map(lives, raylets)), _THERE_S)
+            self._gone.update(names)
+            self._add(names)
+
+        return Strike(nodes=names, out=names, heal=heal)
 
     def _straggler(self, pick: int) -> Strike | None:
         struck = self._of_picked(("ray::RankActor",), pick)
@@ -327,13 +365,18 @@ class RayGround:
         return self._nodes(_HALF, pick)
 
     def _head(self, pick: int) -> Strike:
-        """It comes back by itself, with all that it knew; steps go on meanwhile. No node can be added before."""
-        host, port = self._head_address.rsplit(":", 1)
-        for process in psutil.Process(self._shoal.cluster_pid).children():
-            if "gcs_server" in process.name():
-                process.kill()
-        heal = functools.partial(eventually, functools.partial(_listens, host, int(port)), _THERE_S)
+        """Steps go on meanwhile. No node can be added before it is back."""
+        heal = kill_head(self._running, min(NODES - self._gone))
         return Strike(nodes=(), out=(), heal=heal, lasts=True)
+
+    def _head_lost(self, pick: int) -> Strike:
+        renew = lose_head(self._running)
+
+        def heal() -> None:
+            renew()
+            self._gone.clear()
+
+        return Strike(nodes=(), out=(), heal=heal)
 
     def _control_plane(self, pick: int) -> Strike:
         psutil.Process(self._shoal.server_pid).kill()
@@ -344,12 +387,6 @@ def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], No
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             do(process)
-
-
-def _listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
-        return True
-    return False
 
 
 def _without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
