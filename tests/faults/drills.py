@@ -41,8 +41,8 @@ class Kind(StrEnum):
     DRAINED = "drained"  # a notice that Ray gives
     CONNECTOR = "connector"
     CONTROL_PLANE = "control_plane"
-    PARTITION = "partition"  # half of the nodes hear each other, and nobody else
     VANISHED = "vanished"  # a host, without a packet: cut off, or all that runs there is stopped and never goes on
+    PARTITION = "partition"  # half of the nodes hear each other, and nobody else
     GCS = "gcs"  # the head of the Ray cluster
     HEAD_LOST = "head_lost"  # with all that it knew, and so the cluster; a new one is made of the same machines
     STRAGGLER = "straggler"  # the ranks of a node become some times slower for a while, and no more
@@ -115,36 +115,7 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.VANISHED,
         Kind.STRAGGLER,
     ),
-    "ray": (
-        Kind.RANK,
-        Kind.AGENT,
-        Kind.NODE,
-        Kind.HALF,
-        Kind.AWAY,
-        Kind.SUPERVISOR,
-        Kind.RANK_STOPPED,
-        Kind.AGENT_STOPPED,
-        Kind.NODE_STOPPED,
-        Kind.NOTICE,
-        Kind.DISK_FULL,
-        Kind.DISK_HUNG,
-        Kind.STORE_CUT,
-        Kind.STORE_HUNG,
-        Kind.STORE_SLOW,
-        Kind.MEMORY_SPOILT,
-        Kind.OBJECT_SPOILT,
-        Kind.MANIFEST_SPOILT,
-        Kind.PAUSED,
-        Kind.VANISHED,
-        Kind.STRAGGLER,
-        Kind.RAYLET,
-        Kind.DRAINED,
-        Kind.PARTITION,
-        Kind.CONNECTOR,
-        Kind.CONTROL_PLANE,
-        Kind.GCS,
-        Kind.HEAD_LOST,
-    ),
+    "ray": tuple(Kind),
 }
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
 _SECOND = frozenset(
