@@ -1,0 +1,63 @@
+"""Raylets of drills stand in networks of their own, which can be parted; without the right to make any they share one,
+and nobody parts them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import networks
+import pytest
+from faults import ray_ground
+from faults.drills import Kind
+from faults.ray_ground import RayGround
+from networks import Network, inside
+
+from shoal.local_shoal import LocalShoal
+
+WHY_NOT = networks.missing()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made")
+def test_who_is_parted_hears_only_who_is_parted_too() -> None:
+    with Network("abc") as network, Network("abc") as other, contextlib.ExitStack() as closing:
+        assert network.address != other.address
+        with inside(network.namespace("a")):
+            listening = closing.enter_context(socket.create_server((network.host("a"), 0)))
+        hearing = listening.getsockname()
+        assert all(reach(hearing, network.namespace(name)) for name in "bc") and reach(hearing)
+        assert not reach(hearing, other.namespace("b"))
+        network.part("a", "b")
+        assert reach(hearing, network.namespace("b"))
+        assert not reach(hearing, network.namespace("c")) and not reach(hearing)
+        network.mend("a", "b")
+        assert all(reach(hearing, network.namespace(name)) for name in "bc") and reach(hearing)
+
+
+def reach(address: tuple[str, int], namespace: str | None = None) -> bool:
+    """From there, or else from where this process stands."""
+    with contextlib.nullcontext() if namespace is None else inside(namespace), contextlib.suppress(OSError):
+        socket.create_connection(address, 1.0).close()
+        return True
+    return False
+
+
+def test_without_networks_raylets_share_one_and_none_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LocalShoal] = []
+    monkeypatch.setattr(networks, "missing", lambda: "only root makes network namespaces")
+    monkeypatch.setattr(LocalShoal, "__enter__", lambda shoal: started.append(shoal))
+    monkeypatch.setattr(ray_ground, "Disks", lambda _: SimpleNamespace(missing="no disk"))
+    monkeypatch.setattr(ray_ground, "Running", lambda *_: None)
+    monkeypatch.setattr(ray_ground.worker_hook, "environment", dict)
+    nothing: Any = None
+    missing: Mapping[Kind, str] = RayGround(tmp_path, nothing).missing
+    assert [type(each) for each in started] == [LocalShoal]
+    assert missing == {
+        Kind.DISK_FULL: "no disk",
+        Kind.DISK_HUNG: "no disk",
+        Kind.PARTITION: "only root makes network namespaces",
+    }
