@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import socket
 from collections.abc import Callable
 
@@ -21,14 +22,17 @@ def kill_head(running: Running, node: str) -> Callable[[], None]:
     return functools.partial(eventually, functools.partial(_listens, host, int(port)), _THERE_S)
 
 
-def lose_head(running: Running) -> Callable[[], None]:
+def lose_head(running: Running, *, with_memory: bool) -> Callable[[], None]:
     """Nobody brings it back, and ranks step on for a while. Then, in what this returns, whoever owns the machines ends
-    what is left on them and makes a new cluster of them all, which knows nothing but what they keep."""
+    what is left on them and makes a new cluster of them all, which knows nothing but what they keep: on their disks
+    alone where they had to be started anew."""
     psutil.Process(running.shoal.cluster_pid).suspend()
     _kill(running)
 
     def renew() -> None:
         running.end_cluster()
+        if with_memory:
+            shutil.rmtree(running.shoal.memory_dir)
         running.shoal._start_cluster()
 
     return renew

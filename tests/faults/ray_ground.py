@@ -30,7 +30,15 @@ from waiting import eventually
 from shoal.errors import ShoalError
 from shoal.local_shoal import CLUSTER_ID, LocalOptions, LocalShoal
 from shoal_planner.job import JobSpec, job_to_mapping
-from shoal_recovery.journal import Entry, NodeJoined, NodeLost, NoticeEnded, PlanAdopted, entry_from_mapping
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    Entry,
+    NodeJoined,
+    NodeLost,
+    NoticeEnded,
+    PlanAdopted,
+    entry_from_mapping,
+)
 
 CLUSTER = {
     "nodes": [
@@ -148,9 +156,9 @@ class RayGround:
             Kind.DRAINED: self._drained,
             Kind.DISK_FULL: functools.partial(self._disk, fill),
             Kind.DISK_HUNG: functools.partial(self._disk, freeze),
-            Kind.STORE_CUT: self._store_cut,
-            Kind.STORE_HUNG: self._store_hung,
-            Kind.STORE_SLOW: self._store_slow,
+            Kind.STORE_CUT: functools.partial(self._store, self._stores.cut, self._stores.mend),
+            Kind.STORE_HUNG: functools.partial(self._store, self._stores.hang, self._stores.wake),
+            Kind.STORE_SLOW: functools.partial(self._store, self._stores.slow, self._stores.mend),
             Kind.PAUSED: self._paused,
             Kind.MEMORY_SPOILT: self._memory_spoilt,
             Kind.OBJECT_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_newest),
@@ -317,9 +325,9 @@ class RayGround:
             return None
         return Strike(nodes=(node,), out=(), heal=harm(self._nodes_dir / node), lasts=True)
 
-    def _store_cut(self, pick: int) -> Strike:
-        self._stores.cut()
-        return Strike(nodes=(), out=(), heal=self._stores.mend, lasts=True)
+    def _store(self, harm: Callable[[], None], heal: Callable[[], None], pick: int) -> Strike:
+        harm()
+        return Strike(nodes=(), out=(), heal=heal, lasts=True)
 
     def _raylet(self, pick: int) -> Strike | None:
         node = self._picked(pick)
@@ -328,14 +336,6 @@ class RayGround:
         psutil.Process(self._shoal.pids(node)["raylet"]).kill()
         self._gone.add(node)
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._add, (node,)))
-
-    def _store_hung(self, pick: int) -> Strike:
-        self._stores.hang()
-        return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
-
-    def _store_slow(self, pick: int) -> Strike:
-        self._stores.slow()
-        return Strike(nodes=(), out=(), heal=self._stores.mend, lasts=True)
 
     def _paused(self, pick: int) -> Strike:
         """What nodes keep of it then is no matter: it stands in the store."""
@@ -370,13 +370,16 @@ class RayGround:
         return Strike(nodes=(), out=(), heal=heal, lasts=True)
 
     def _head_lost(self, pick: int) -> Strike:
-        renew = lose_head(self._running)
+        """Where the store has a step, every other one takes along what all nodes keep in memory."""
+        stored = any(isinstance(entry.event, CheckpointCommitted) for entry in self.entries())
+        out = tuple(sorted(NODES)) if stored and pick % 2 else ()
+        renew = lose_head(self._running, with_memory=bool(out))
 
         def heal() -> None:
             renew()
             self._gone.clear()
 
-        return Strike(nodes=(), out=(), heal=heal)
+        return Strike(nodes=out, out=out, heal=heal)
 
     def _control_plane(self, pick: int) -> Strike:
         psutil.Process(self._shoal.server_pid).kill()

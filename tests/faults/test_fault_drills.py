@@ -104,6 +104,8 @@ def test_a_seed_says_all_of_a_drill() -> None:
     assert {fault.moment for fault in faults} == set(Moment)
     of_auto = [fault for drill in drills if drill.copies == "auto" for fault in drill.faults]
     assert any(fault.kind is Kind.NODE and fault.moment is Moment.REDUCED for fault in of_auto), "two losses in a row"
+    in_trouble = {fault.kind for fault in faults if fault.moment in (Moment.RECOVERY, Moment.REDUCED)}
+    assert {Kind.PARTITION, Kind.HEAD_LOST} <= in_trouble, "where two epochs might go on"
     assert {drill.copies for drill in drills} == {1, 2, "auto"}
     on_ray = [drill for drill in drills if drill.level == "ray"]
     assert len(on_ray) >= LEAST_DRILLS and all(drill.random_plans for drill in on_ray)
