@@ -20,7 +20,7 @@ from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.exact import MOST_DEVICES, is_proven, num_devices, search_exactly
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.halving import halve
-from shoal_planner.improve import Improver
+from shoal_planner.improve import HOPELESS, Improver
 from shoal_planner.node_teams import try_node_teams
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.overlap_choice import received_ahead, with_sums
@@ -43,7 +43,6 @@ _TRIES, _TRIED_ON = ((1.6, 1200), (1.35, 400)), 80
 _NEAR, _NEAR_TRIES, _NEAR_ON = 1.25, 100, 48  # where it takes less, so many on up to so many devices
 _ODD, _ODD_TRIES = 1.05, 200  # where some nodes are hardly worth being a kind, which is where rounds miss most
 _FEWEST_TRIES, _TRIES_DEVICES = 400, 28800  # fewer where each takes longer
-_HOPELESS = 1.25  # sets whose drafts take so many times the best so far are not looked at more closely
 _PATIENCE = 40  # tries from one of them in a row without success
 _QUICKLY, _HURRIED = 8, 2  # so many times fewer where plans are merely compared, and where a job waits
 # Where plans have to be eased, which takes longer; as if there were so much memory.
@@ -58,6 +57,7 @@ _PARTS_DEVICES, _PLAINER_DEVICES = 96, 192
 # On more devices than these a proof may take seconds: too long for a job that waits, or for more than so many parts.
 _AGAIN, _PROOFS = 6, 2
 _TEAMS_AGAIN = 256  # to try teams beside what was made of a running plan takes too long on more
+_UNBURDENED = 32  # plans that recompute much and are tried with state on hosts, where there may be much to win
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -111,25 +111,34 @@ class Search:
         if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
             try_teams(self.costs, self.copies, self.best_s(), self.consider, self._consider_exposed)
             try_node_teams(self.costs, self.copies, self.best_s(), self._consider_closely)
-        if thorough and fits and previous is None and not is_proven(self.costs) and self.is_far(_RATHER_FAR):
+        closely = thorough and previous is None
+        if closely and fits and not is_proven(self.costs) and self.is_far(_RATHER_FAR) and not self._may_end():
             self._try_teams_on_plainer()
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
-            if thorough and previous is None and self.scored and not is_proven(self.costs):
+            if closely and self.scored and not is_proven(self.costs) and not self._may_end():
                 self._improve_eased()
             if not isinstance(self.refusal, HostTooSmall):  # which fewer copies, or larger hosts, would mend
                 self.refusal = refusal
         elif thorough and is_proven(self.costs):
             return  # the proof has state on hosts itself
-        elif thorough and previous is None and self.is_far():
+        elif closely and self.is_far() and not self._may_end():
             # What is found where nothing fits must not be lost where something fits.
             before_s, pressed = self.best_s(), any(map(is_pressed, self.best(_FINALISTS)))
             rescue(self.costs, self.on_other_devices, before_s, self.consider)
             if pressed or self.best_s() < before_s:
+                self._unburden_several()
                 self._improve_eased()
         else:
             unburden(self.costs, self.best()[0], self.consider)
+
+    def _unburden_several(self) -> None:
+        for found in self.best(_UNBURDENED):
+            if self._ends():
+                return
+            if least_step_s(found, self.costs) < self.best_s():
+                unburden(self.costs, found, self.consider)
 
     def is_spoilt_by_copies(self) -> bool:
         """Whether nothing fits, hosts lack room, and there may be fewer copies of the state: then these are what to try
@@ -260,6 +269,10 @@ class Search:
         self.truncated = self.truncated or self.late()
         return self.truncated
 
+    def _may_end(self) -> bool:
+        """The same, where something was found."""
+        return bool(self.scored) and self._ends()
+
     def _try_fewer(self) -> None:
         """Where nothing fits, what is found on ever fewer kinds of nodes, until something does."""
         for others in ever_fewer(self.costs):
@@ -293,10 +306,11 @@ class Search:
         tries = next((tries // part for least, tries in (*_TRIES, *near) if self._over() > least), 0)
         tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
         if tries:
-            Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(self._starts())
+            Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(self._starts(), self._may_end)
 
     def _improve_eased(self) -> None:
-        """The same where nothing fits as it is: plans are made as if devices had more memory, and eased."""
+        """The same where nothing fits as it is: plans are made as if devices had more memory, and eased. How fast the
+        starts are, which fit, says little of how fast they are then."""
         if num_devices(self.costs) > _TRIED_ON or self.costs.job.train.sharding == "none":
             return
         roomy = Finisher(RoomyCosts(self.costs, _ROOMY), self.copies)
@@ -315,7 +329,7 @@ class Search:
 
         tries = min(_EASED_TRIES, _EASED_DEVICES // num_devices(self.costs))
         ground = ground_of(usable_nodes(self.costs.job, self.costs.snapshot), self.costs)
-        Improver(ground, judged, tries, _PATIENCE).run(self._starts())
+        Improver(ground, judged, tries, _PATIENCE, hopeless=math.inf).run(self._starts(), self._may_end)
 
     def _starts(self) -> list[tuple[float, Ways]]:
         return [(step_s(found), ways_of(tuple(map(word_of, found.pipelines)))) for found in self.best(len(self.scored))]
@@ -339,8 +353,14 @@ class Search:
         return found.best(len(found.scored))
 
     def _judged(self, words: tuple[Word, ...]) -> float:
-        draft = self._finisher.draft(words) if self._enough_devices(words) else None
-        if draft is None or draft.seconds > self.best_s() * _HOPELESS:
+        if not 0 < len(words) <= self._finisher.batch or not self._enough_devices(words):
+            return math.inf
+        hopeless_s = self.best_s() * HOPELESS
+        least_s = self._finisher.least_sync_s(words)
+        if least_s > hopeless_s:
+            return least_s
+        draft = self._finisher.draft(words, hopeless_s)
+        if draft is None or draft.seconds > hopeless_s:
             return math.inf if draft is None else draft.seconds
         return self.consider(self._finisher.plan(draft))
 

@@ -96,6 +96,10 @@ class Common(NamedTuple):
     most_sync_s: float
     crowds: tuple[tuple[int, Reach], ...] = ()
 
+    def reach_of(self, kind: int) -> Reach:
+        """What it takes of a stage on a node of this kind."""
+        return self.reach.at_least(dict(self.crowds).get(kind, self.reach))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -127,24 +131,40 @@ class Finisher:
         self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
         self._divided: _Divided = {}
 
-    def draft(self, words: tuple[Word, ...]) -> Draft | None:
+    def draft(self, words: tuple[Word, ...], hopeless_s: float = np.inf) -> Draft | None:
         """How these pipelines share out the batch best, and about how long that takes; none if they do not fit.
 
         All exchange gradients at the end and update their state, and the longest counts, so it pays to bound that for
-        all alike: ever lower bounds are tried for as long as the step gets hardly longer.
+        all alike: ever lower bounds are tried for as long as the step gets hardly longer, and not at all where it takes
+        more than `hopeless_s` even without the exchange.
         """
         if not words or len(words) > self.batch:
             return None
         keys = tuple(self.key(word) for word in words)
-        common = Common(len(words), self.reach(words), np.inf, self._crowds(words))
-        best = self._draft(words, keys, common)
-        found = best
-        while best is not None and found is not None:
+        best = self._draft(words, keys, self._common(words))
+        if best is None or best.seconds - best.sync_s > hopeless_s:
+            return best
+        common = best.common
+        found: Draft | None = best
+        while found is not None:
             found = self._draft(words, keys, common._replace(most_sync_s=found.sync_s * _SYNC_STEP))
             if found is None or found.seconds > best.seconds * _HOPELESS:
                 break
             best = found if found.seconds < best.seconds else best
         return best
+
+    def least_sync_s(self, words: tuple[Word, ...]) -> float:
+        """Seconds of the exchange of these pipelines, however their layers are split: of as many blocks as some stage
+        has at least."""
+        common = self._common(words)
+
+        def block_s(unit: Unit) -> float:
+            return common.reach_of(self.costs.kind(unit.node)).block_s
+
+        return max(-(-self.num_layers // len(word)) * min(map(block_s, word)) for word in words)
+
+    def _common(self, words: tuple[Word, ...]) -> Common:
+        return Common(len(words), self.reach(words), np.inf, self._crowds(words))
 
     def _draft(self, words: tuple[Word, ...], keys: tuple[Key, ...], common: Common) -> Draft | None:
         one_of = dict(zip(keys, words, strict=True))
@@ -268,7 +288,7 @@ class Finisher:
         in_flight = min(len(word) - s, number)
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
         holders, kind = common.holders, self.costs.kind(unit.node)
-        reach = common.reach.at_least(dict(common.crowds).get(kind, common.reach))
+        reach = common.reach_of(kind)
         known = (kind, unit.tp, size, ends, in_flight, onward, holders)
         if (known, reach) not in self._reaching:
             if known not in self._stages:

@@ -16,31 +16,43 @@ from shoal_planner.ways import Ground, Place, Way, Ways, words_of
 from shoal_planner.ways_steps import steps
 
 _UNFIT = 1 / 4  # of a try: what does not fit is soon known not to
+HOPELESS = 1.25  # sets that take so many times the best would have too far to go: no steps are taken from them
 
 
 class Improver:
     """Descents on one cluster, `judge` saying what sets of pipelines take; every set is judged once."""
 
-    def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int, patience: int) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        judge: Callable[[tuple[Word, ...]], float],
+        tries: int,
+        patience: int,
+        *,
+        hopeless: float = HOPELESS,
+    ) -> None:
         """At most so many tries; one that does not fit counts as a part of one. Once so many in a row brought nothing
-        better, a set is given up with what came of it, and the next best goes on."""
+        better, a set is given up with what came of it, and the next best goes on, unless it takes `hopeless` times the
+        best."""
         self.ground = ground
         self.left: float = tries
         self._patience, self._idle, self._best_s = patience, 0, math.inf
-        self._judge = judge
+        self._judge, self._hopeless = judge, hopeless
         self._known: set[object] = set()
         self._queue: list[tuple[float, int, Iterator[Ways]]] = []
         self._numbers = itertools.count()
 
-    def run(self, starts: Iterable[tuple[float, Ways]]) -> None:
+    def run(self, starts: Iterable[tuple[float, Ways]], ends: Callable[[], bool] = lambda: False) -> None:
         """From these, whose seconds are known, and from the simple ways to use the nodes, the best first: the next step
-        is always one from the best set that has steps left."""
+        is always one from the best set that has steps left; none once it `ends`."""
         for seconds, ways in starts:
             self._add(seconds, ways)
         for ways in simple(self.ground):
+            if ends():
+                return
             self._reach(ways)
         self._idle = 0
-        while self._queue and self.left > 0:
+        while self._queue and self.left > 0 and self._queue[0][0] <= self._best_s * self._hopeless and not ends():
             found = next(self._queue[0][2], None)
             if found is None or self._idle >= self._patience:
                 heapq.heappop(self._queue)

@@ -86,7 +86,8 @@ def plan(
     thorough: bool = True,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
-    limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
+    limit ended the search between two rounds, or two steps (`truncated`); the first round that finds a plan is never
+    cut.
 
     With a `previous` plan that runs, the plan that gets most steps done until the next change, as far as `outlook`
     tells: perhaps that one. It is mended first, and nothing is searched for where that is good enough.
@@ -160,11 +161,13 @@ def _searched(
         _look_at(_Look(others, thorough), search)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
+    exhausted: set[ClusterSnapshot] = set()
     for look in () if is_whole else _looks(costs, search, thorough):
         if search.scored and late():
             search.truncated = True
             break
-        _look_at(look, search)
+        if look.others not in exhausted and _look_at(look, search):
+            exhausted.add(look.others)
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
@@ -215,8 +218,8 @@ def _looks(costs: CostModel, search: Search, thorough: bool) -> Iterator[_Look]:
             yield _Look(others, closely, briefly=False, least_s=search.least_s())
 
 
-def _look_at(look: _Look, search: Search) -> None:
-    """What is not there to tempt the search does it no harm."""
+def _look_at(look: _Look, search: Search) -> bool:
+    """What is not there to tempt the search does it no harm. Whether no other look at this cluster would see more."""
     others = look.others
     fewer = min(search.copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
     costs = search.costs
@@ -229,6 +232,8 @@ def _look_at(look: _Look, search: Search) -> None:
         search.consider(here)
         if found.plan_id in closely:
             search.finalists.add(here.plan_id)
+    # Where the least possible is that of a larger cluster, there is the more to win, and the more is tried.
+    return look.thorough and (look.least_s > 0 or is_proven(simple.costs) or simple.is_far())
 
 
 def _apart(costs: CostModel) -> Iterator[ClusterSnapshot]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from random_clusters import draw_large
 
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Word
-from shoal_planner.improve import Improver, simple
+from shoal_planner.improve import HOPELESS, Improver, simple
 from shoal_planner.job import parse_job
 from shoal_planner.options import usable_nodes
 from shoal_planner.parts import fastest_s, least_s
@@ -51,6 +53,29 @@ def test_descends_to_what_the_judge_likes_best_and_counts_its_tries() -> None:
     assert len(judged) == starts + 100
     _, best = min(judged)
     assert sum(unit.tp for word in best for unit in word) == 7 and len(best) == 1
+
+
+def test_no_steps_are_taken_from_what_takes_far_longer() -> None:
+    here = ground(1)
+    first = next(simple(here))
+    named = {here.named(first)}
+    judged = list[object]()
+
+    def judge(words: tuple[Word, ...]) -> float:
+        judged.append(here.named(ways_of(words)))
+        return 1.0 if judged[-1] in named else HOPELESS * 1.01
+
+    Improver(here, judge, 10_000, 10_000).run(())
+    reached = itertools.chain(simple(here), steps(first, here))
+    assert set(judged) == {here.named(ways) for ways in reached} and len(judged) == len(set(judged))
+
+
+def test_nothing_more_is_judged_once_it_ends() -> None:
+    here = ground(1)
+    for most in (1, len({here.named(ways) for ways in simple(here)}) + 3):
+        left = [1.0] * most
+        Improver(here, lambda _, left=left: left.pop(), 10_000, 100).run((), lambda left=left: not left)
+        assert not left
 
 
 def test_equal_nodes_may_change_places() -> None:

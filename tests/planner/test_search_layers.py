@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_ground import make_cluster, make_job
+from random_clusters import draw_large
 
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Finisher, Unit, _Stage, split_layers
+from shoal_planner.improve import simple
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import stage_bytes
 from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Basis, Figures, group_kinds, options_of
@@ -23,6 +26,8 @@ from shoal_planner.plan import Replica, Stage
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
 from shoal_planner.templates import Sequence, as_table, first_sequences, hops_s, places, price
+from shoal_planner.ways import ground_of, words_of
+from shoal_planner.ways_steps import steps
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -125,6 +130,31 @@ def test_what_a_draft_says_of_the_exchange_is_what_it_takes(tie: bool, on: str) 
     assert draft.sync_s == pytest.approx(
         prediction.terms.gradient_s + prediction.terms.optimizer_s, rel=0.35 if tie else 0.15
     )
+
+
+def test_what_is_given_up_early_takes_as_long_indeed() -> None:
+    """Neither the bound on the exchange nor the computing of the first draft says more than a whole draft."""
+    num_bound = num_early = 0
+    for seed in range(6):
+        instance, rng = draw_large(seed, 9, 12), random.Random(seed)
+        costs = CostModel(instance.job, instance.cluster, Profile())
+        here, finisher = ground_of(instance.cluster.nodes, costs), Finisher(costs, 0)
+        starts = list(simple(here))
+        sets = [words_of(ways) for start in starts for ways in (start, *itertools.islice(steps(start, here), 8))]
+        for words in rng.sample(sets, min(12, len(sets))):
+            whole = finisher.draft(words)
+            if whole is None:
+                continue
+            least_s = finisher.least_sync_s(words)
+            assert least_s <= whole.sync_s * (1 + 1e-9)
+            num_bound += least_s > 0.5 * whole.seconds
+            for share in (0.5, 0.9, 1.1):
+                found = finisher.draft(words, whole.seconds * share)
+                assert found is not None
+                assert found == whole or found.seconds - found.sync_s > whole.seconds * share
+                assert found == whole or share < 1
+                num_early += found != whole
+    assert num_bound and num_early
 
 
 # --- templates.price -------------------------------------------------------------------------------------------------
