@@ -192,21 +192,25 @@ def _improved(appraiser: Appraiser, offered: Offered, wish: Wish, purse: _Purse,
         if appraiser.over(counts):
             continue
         found = appraiser.appraise(counts)
-        if found is None or (wish.survive and not survives(appraiser, offered, found)):
-            continue
-        if wish.order(found) < wish.order(best):
+        if (
+            found is not None
+            and _counts(found, appraiser, offered, wish, floor)
+            and wish.order(found) < wish.order(best)
+        ):
             return True
     return False
 
 
 def _best(appraiser: Appraiser, offered: Offered, wish: Wish, floor: Counts) -> Appraisal | None:
-    found = [
-        appraisal
-        for appraisal in appraiser.appraised()
-        if all(map(int.__ge__, appraisal.counts, floor))
-        and (not wish.survive or survives(appraiser, offered, appraisal))
-    ]
+    found = [each for each in appraiser.appraised() if _counts(each, appraiser, offered, wish, floor)]
     return min(found, key=lambda appraisal: (*wish.order(appraisal), appraisal.counts), default=None)
+
+
+def _counts(found: Appraisal, appraiser: Appraiser, offered: Offered, wish: Wish, floor: Counts) -> bool:
+    """Whether it has all of `floor`, which a fleet that was asked for need not have where its plan leaves nodes out,
+    and survives where that is wished."""
+    enough = all(map(int.__ge__, found.counts, floor))
+    return enough and (not wish.survive or survives(appraiser, offered, found))
 
 
 def _moves(counts: Counts, offered: Offered, wish: Wish, purse: _Purse, floor: Counts) -> list[Counts]:
