@@ -42,6 +42,7 @@ STEPS = 20
 BOUND = 1e-4
 GPU = torch.device("cuda", 0)
 FLASH = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"}
+EFFICIENT = {"aten::_scaled_dot_product_efficient_attention"}
 OF_TWO = {name: LAYOUTS[name] for name in ("tp 2", "layers 1+5", "two equal pipelines")} | {
     "gradients beside computing": replace(LAYOUTS["two equal pipelines"], overlap=Overlap(gradients=True))
 }
@@ -80,13 +81,16 @@ def test_a_compiled_run_has_the_numbers_of_a_cpu() -> None:
     assert worst_difference(run_solo(spec, STEPS, device="cuda:0").weights, run_solo(job(), STEPS).weights) <= BOUND
 
 
-def test_attention_is_a_flash_kernel() -> None:
-    spec = job(precision="bf16")
+@pytest.mark.parametrize(("precision", "kernels"), [("bf16", FLASH), ("fp32", EFFICIENT)])
+def test_attention_is_a_fused_kernel(precision: Literal["fp32", "bf16"], kernels: set[str]) -> None:
+    """With fewer key heads than heads, too, which those for 32 bits do not know."""
+    spec = job(precision=precision)
+    assert spec.model.num_kv_heads < spec.model.heads
     built = build_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=2, device="cuda:0"), 0, SoloExchange())
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         built.engine.run(until_step=1, report=lambda report: None, stop_after=lambda: None)
     names = {event.key for event in seen.key_averages()}
-    assert names & FLASH
+    assert names & kernels
     assert "aten::_scaled_dot_product_attention_math" not in names
 
 

@@ -33,7 +33,7 @@ from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.hf_folder import HfFolder
 from shoal_recovery.store import open_store
-from shoal_workers.attention import attend
+from shoal_workers.attention import attend, for_all_heads
 from shoal_workers.borders import BEGINS, Borders, borders_of
 from shoal_workers.data import evaluation_samples
 from shoal_workers.exchange import SoloExchange
@@ -294,6 +294,15 @@ def test_attention_sees_a_window_within_its_document_and_nothing_else(window: in
     found = passed(lambda q, k, v: attend(q, k, v, window, borders(lengths, 30)))
     for ours, expected in zip(found, passed(lambda q, k, v: masked(q, k, v, window, lengths)), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_heads_that_share_keys_and_values_may_have_copies_of_them() -> None:
+    torch.manual_seed(1)
+    q_BNSD, k_BKSD, v_BKSD = (torch.randn(2, heads, 30, 8, dtype=torch.float64) for heads in (6, 2, 2))
+    copies = for_all_heads(k_BKSD, v_BKSD, 3)
+    assert all(copy.shape == q_BNSD.shape for copy in copies)
+    expected = attend(q_BNSD, k_BKSD, v_BKSD, None)
+    torch.testing.assert_close(attend(q_BNSD, *copies, None), expected, rtol=0, atol=1e-12)
 
 
 def borders(lengths: tuple[int, ...], seq_len: int) -> Borders:
