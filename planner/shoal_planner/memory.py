@@ -34,10 +34,10 @@ GATHERED_UNITS = 2
 SCATTERED_UNITS = 1
 # What autograd keeps of a block, in widths of the residual stream: input and output of both norms (never cut by tp) ...
 NORM_WIDTHS = 4
-# ... per query width: q, attention output, its contiguous copy, and keys and values repeated to all heads ...
-QUERY_WIDTHS = 5
-# ... per key width: k and v, and of queries and keys that are normed by head what enters the norm; per inner width of a
-# gated MLP: gate, up, silu(gate), product; of the other: up, gelu(up).
+# ... per query width: q and what attention makes of it; per key width: k and v, which are as wide as queries where they
+# are copied for all heads, as GPUs' kernels for 32 bits need; of queries and keys that are normed by head what enters
+# the norm; per inner width of a gated MLP: gate, up, silu(gate), product; of the other: up, gelu(up).
+QUERY_WIDTHS = 2
 KEY_WIDTHS = 2
 HEAD_NORM_WIDTHS = 1
 FFN_WIDTHS = 4
@@ -46,6 +46,10 @@ PLAIN_FFN_WIDTHS = 2
 SELECTIVE_NORM_WIDTHS = 2
 SELECTIVE_FFN_WIDTHS = 2
 SELECTIVE_PLAIN_FFN_WIDTHS = 1
+# Per token in fp32: of each norm its mean and its deviation, or that alone; of each head the logarithm of what its
+# softmax divides by.
+STATISTIC_BYTES = 4
+BLOCK_NORMS = 2
 # For gradients of weights that are put off: the inputs of a block's matmuls and the gradients of their outputs. As
 # Qi et al. 2024 count them (32 of a plain block's 34 bytes per token and width), by the widths that they have here.
 WEIGHT_NORM_WIDTHS = 4
@@ -53,8 +57,8 @@ WEIGHT_QUERY_WIDTHS = 2
 WEIGHT_KEY_WIDTHS = 2
 WEIGHT_FFN_WIDTHS = 3
 WEIGHT_PLAIN_FFN_WIDTHS = 2
-# Measured 20.9 widths where the sum above says 20.3: statistics of softmax and norms, rounding.
-ACTIVATION_MARGIN = 1.05
+# Over what was measured of a user's own block, which may keep other things in other precisions.
+OWN_MARGIN = 1.05
 # Logits, their softmax and their gradient, in fp32, for one micro-batch.
 LOGIT_COPIES = 3
 # Buffers at the borders of a stage: what enters, what leaves and the gradient that goes back, per micro-batch in
@@ -143,7 +147,7 @@ def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: i
     if recompute == "full":
         return float(seq_len * size * model.hidden)
     if (shape := model.own_shape) is not None:
-        return ACTIVATION_MARGIN * shape.block.kept_bytes * size / 4 * seq_len / shape.seq_len  # was in fp32
+        return OWN_MARGIN * shape.block.kept_bytes * size / 4 * seq_len / shape.seq_len  # was in fp32
     selective = recompute == "selective"
     norms = (SELECTIVE_NORM_WIDTHS if selective else NORM_WIDTHS) * size * model.hidden
     if model.gated_mlp:
@@ -151,9 +155,14 @@ def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: i
     else:
         ffn = SELECTIVE_PLAIN_FFN_WIDTHS if selective else PLAIN_FFN_WIDTHS
     normed = HEAD_NORM_WIDTHS if model.qk_norm else 0
-    cut = (QUERY_WIDTHS + normed) * model.query_width + (KEY_WIDTHS + normed) * model.key_width
+    keys = model.query_width if precision == "fp32" else model.key_width
+    cut = QUERY_WIDTHS * model.query_width + KEY_WIDTHS * keys + normed * (model.query_width + model.key_width)
     between = 0 if model.lora is None else size * model.lora.rank * len(model.lora.names)  # two adapters
-    return ACTIVATION_MARGIN * seq_len * (norms + between + size * (cut + ffn * model.ffn) / tp)
+    by_head = model.heads + (model.heads + model.num_kv_heads if model.qk_norm else 0)
+    by_token = 0 if selective else BLOCK_NORMS * (2 if model.norm == "layer" else 1)
+    statistics = STATISTIC_BYTES * (by_token + by_head / tp)
+    head_norms = 2 * size * model.head_size if model.qk_norm else 0  # of queries and keys, side by side
+    return head_norms + seq_len * (norms + between + statistics + size * (cut + ffn * model.ffn) / tp)
 
 
 def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
@@ -161,23 +170,24 @@ def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) 
     ffn = WEIGHT_FFN_WIDTHS if model.gated_mlp else WEIGHT_PLAIN_FFN_WIDTHS
     cut = WEIGHT_QUERY_WIDTHS * model.query_width + WEIGHT_KEY_WIDTHS * model.key_width
     widths = WEIGHT_NORM_WIDTHS * model.hidden + (cut + ffn * model.ffn) / tp
-    return ACTIVATION_MARGIN * seq_len * ELEMENT_BYTES[precision] * widths
+    return float(seq_len * ELEMENT_BYTES[precision] * widths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """What a rank's memory consists of, so that sums over layers are products: bytes of a stage without blocks, of each
-    micro-batch in flight at its borders, of each block's activations per micro-batch in flight and kind of
-    recomputation, and, if anything is recomputed, `again`. State is in elements: of the ends, and of each block; what
-    is frozen in bytes.
+    """What a rank's memory consists of, so that sums over layers are products: bytes at the borders of a stage, once
+    and of each micro-batch in flight (`flight`), of the head's logits, of a block's backward, of each block's
+    activations per micro-batch in flight and kind of recomputation, and of buffers for exchanges. State is in
+    elements: of the ends, and of each block; what is frozen in bytes.
     """
 
     end_elements: int
     block_elements: int
-    fixed: float
+    border: float
+    logits: float
+    backward: float
     flight: float
     block_flight: Mapping[Recompute, float]
-    again: float
     staging: float
     state_size: int
     frozen_ends: float
@@ -188,6 +198,18 @@ class StageBytes:
         """Elements of the largest unit."""
         return self.staging / (STAGING_COPIES * GRADIENT_BYTES)
 
+    def once(self, exchanged: float, *, again: bool = False) -> float:
+        """Beside what is kept, at the widest moment: in the backward of the head, or in that of a block (`again`: whose
+        forward runs again), with so many bytes for exchanges. None are under way beside logits, unless
+        every micro-batch has some: gradients of the last one are summed once they are there, the head's first."""
+        blocks = BACKWARD_BLOCKS + (RECOMPUTED_BLOCKS if again else 0)
+        return self.border + max(self.logits, exchanged + blocks * self.backward)
+
+    @property
+    def again(self) -> float:
+        """How much more that is if anything is recomputed."""
+        return self.once(self.staging, again=True) - self.once(self.staging)
+
     def per_block(self, holders: float) -> float:
         """State of a block whose optimizer state `holders` replicas share."""
         return self.frozen_block + self.block_elements * (self.state_size + OPTIMIZER_BYTES / holders)
@@ -195,7 +217,7 @@ class StageBytes:
     def empty(self, holders: float) -> float:
         """A stage without blocks and without a micro-batch in flight."""
         state = self.end_elements * (self.state_size + OPTIMIZER_BYTES / holders)
-        return self.fixed + self.staging + self.frozen_ends + state
+        return self.once(self.staging) + self.frozen_ends + state
 
 
 @functools.lru_cache(maxsize=65536)
@@ -222,10 +244,11 @@ def stage_bytes(
     return StageBytes(
         end_elements=held_elements(model, tp, 0, embedding=embedding, head=head),
         block_elements=part_elements(model, "block", tp),
-        fixed=BORDER_EXTRA * border + BACKWARD_BLOCKS * kept["none"] + logits,
+        border=BORDER_EXTRA * border,
+        logits=logits,
+        backward=kept["none"],
         flight=BORDER_COPIES * border,
         block_flight=kept,
-        again=RECOMPUTED_BLOCKS * kept["none"],
         staging=STAGING_COPIES * largest * GRADIENT_BYTES,
         state_size=size + GRADIENT_BYTES,
         frozen_ends=size * frozen_elements(model, tp, 0, embedding=embedding, head=head),
@@ -264,7 +287,6 @@ def stage_memory(
     split = line.end_elements + sum(layers.values()) * line.block_elements - kept_whole
     size = ELEMENT_BYTES[precision]
     kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())
-    again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
     portion: float = (
         line.largest if slices == 1 else _largest_portion(model, tp, slices, embedding=embedding, head=head)
     )
@@ -272,6 +294,8 @@ def stage_memory(
     # At the end of a step, parts of whole units are exchanged, as large as are kept.
     exchanged = max(portion, line.largest * max(weights, gradients), line.block_elements if whole else 0)
     staged = STAGING_COPIES * GRADIENT_BYTES * exchanged
+    again = bool(layers.get("full", 0) or layers.get("selective", 0))
+    beside = staged if weights == gradients == 1 else 0.0  # else every micro-batch exchanges, beside logits, too
     return StageMemory(
         weights=size * (split * (weights + near) + kept_whole)
         + line.frozen_ends
@@ -279,7 +303,7 @@ def stage_memory(
         gradients=GRADIENT_BYTES * (split * gradients + kept_whole),
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
         staging=staged + gathered,
-        activations=kept + in_flight * line.flight + line.fixed + again,
+        activations=kept + in_flight * line.flight + line.once(beside, again=again) - beside,
     )
 
 

@@ -115,7 +115,7 @@ class Basis:
         self.again = Ladder(
             [kinds_of(costs, o.kind.node.id, o.tp, size, 1, line) for o, line in zip(options, middle, strict=True)]
         )
-        self.again_bytes = np.array([line.again for line in middle])
+        self.again_bytes = np.array([[line.again for line in row] for row in self.lines])
         near = np.array([hop_s(costs, o.kind.node.id, o.kind.node.id, size) for o in options])
         hops = np.array([[_hop_s(costs, here, there, size) for there in options] for here in options])
         self.near_s, self.hop_s = np.moveaxis(near, -1, 0), np.moveaxis(hops, -1, 0)

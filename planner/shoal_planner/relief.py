@@ -259,8 +259,11 @@ class _Relief:
         size, stage = ELEMENT_BYTES[costs.job.train.precision], stages[s]
         in_flight = min(len(stages) - s, pipeline.micro_batches)
         own = load.owned / _held(load, pipeline, stage, costs)  # as if all it holds were shared alike
-        state = size * (load.shards.weights + load.shards.near) + GRADIENT_BYTES * load.shards.gradients
-        fixed = load.memory.staging + line.fixed + in_flight * line.flight
+        shards = load.shards
+        state = size * (shards.weights + shards.near) + GRADIENT_BYTES * shards.gradients
+        beside = load.memory.staging if shards.weights == shards.gradients == 1 else 0.0  # as `stage_memory` has it
+        once = line.once(beside)
+        fixed = load.memory.staging - beside + once + in_flight * line.flight
         fixed += line.end_elements * (state + OPTIMIZER_BYTES * own) + line.frozen_ends
         elements, node, tp = line.block_elements, replica.node, replica.tp
         samples = max(1, replica.samples)
@@ -271,11 +274,11 @@ class _Relief:
             kept_bytes=line.block_flight["none"],
             selective_bytes=line.block_flight["selective"],
             full_bytes=line.block_flight["full"],
-            again_bytes=line.again,
+            again_bytes=line.once(beside, again=True) - once,
             selective_s=costs.part("block", node, tp, samples, "selective").total_s - plain_s,
             full_s=costs.part("block", node, tp, samples, "full").total_s - plain_s,
-            weight_bytes=elements * size * (load.shards.weights + load.shards.near) + line.frozen_block,
-            gradient_bytes=elements * GRADIENT_BYTES * load.shards.gradients,
+            weight_bytes=elements * size * (shards.weights + shards.near) + line.frozen_block,
+            gradient_bytes=elements * GRADIENT_BYTES * shards.gradients,
             optimizer_bytes=elements * OPTIMIZER_BYTES * own,
             host_s=costs.update_s(node, elements * own, elements * own) - costs.update_s(node, elements * own),
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal_planner.again import Kinds
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import stage_bytes, unit_elements, usable_bytes
+from shoal_planner.memory import BACKWARD_BLOCKS, RECOMPUTED_BLOCKS, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats
 
 
@@ -51,6 +51,10 @@ def stage_cost(costs: CostModel, node: str, tp: int, first: bool, last: bool) ->
         end[rows] = costs.stage(node, tp, rows, {}, embedding=first, head=last).total_s
     line = stage_bytes(model, train.seq_len, train.precision, tp, 1, embedding=first, head=last)
     kept = line.block_flight
+    once, anew = (
+        samples * line.border + np.maximum(samples * line.logits, line.staging + blocks * samples * line.backward)
+        for blocks in (BACKWARD_BLOCKS, BACKWARD_BLOCKS + RECOMPUTED_BLOCKS)
+    )  # as `StageBytes.once`
     return Cost(
         plain_s=end + counts[:, None] * block,
         kinds=Kinds(
@@ -60,11 +64,10 @@ def stage_cost(costs: CostModel, node: str, tp: int, first: bool, last: bool) ->
             samples * (kept["none"] - kept["full"]),
         ),
         fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size
-        + (line.frozen_ends + counts * line.frozen_block)
-        + line.staging,
+        + (line.frozen_ends + counts * line.frozen_block),
         flight_bytes=samples * (line.flight + counts[:, None] * kept["none"]),
-        once_bytes=samples * line.fixed,
-        again_bytes=samples * line.again,
+        once_bytes=once,
+        again_bytes=anew - once,
         room_bytes=usable_bytes(costs.device(node)),
         end_elements=(unit_elements(model, 0, tp), unit_elements(model, model.layers + 1, tp)),
         block_elements=line.block_elements,

@@ -182,7 +182,7 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     cap = np.floor(room / plain)
     cap = np.where(there, np.clip(np.minimum(cap, figures.host_blocks[table]), -1, num_layers), 0)
     ladder = figures.again
-    tight_room = room - figures.again_bytes[table]
+    tight_room = room - figures.again_bytes[place, table]
     tight_cap = cap
     if figures.recompute:
         tight_cap = np.floor(tight_room / (plain - in_flight * ladder.full_bytes[table]))

@@ -28,7 +28,7 @@ from typing import Any
 
 import recount
 from oracle import best_plan, draw_countable, num_copies
-from random_clusters import CHANGES, Instance, draw_any, draw_large, draw_small, slow_device
+from random_clusters import CHANGES, Instance, draw_any, draw_large, draw_small, slow_device, with_more_aspects
 from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
@@ -159,8 +159,10 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
 
 def judge_memory(seed: int, most_devices: int = 64) -> Tally:
     """Any number of devices: the plan passes `score` and a recount of the memory of each device and host. One search of
-    so many is whole, however long it takes."""
+    so many is whole, however long it takes; every other one is of a job with any schedule, on nodes of any kind."""
     instance = draw_any(seed, most_devices)
+    if seed % 2:
+        instance = with_more_aspects(instance)
     tally = Tally(seed=seed, num_checked=1)
     found = tally.plan(instance, limit_s=USERS_LIMIT_S if seed % WHOLE_EVERY else TIME_LIMIT_S)
     if found is not None:

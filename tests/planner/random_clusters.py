@@ -68,6 +68,36 @@ def draw_any(seed: int, most_devices: int) -> Instance:
     return Instance(kind="any", seed=seed, job=job, cluster=_cluster(rng, job, devices))
 
 
+def with_more_aspects(instance: Instance) -> Instance:
+    """As drawn, and with any schedule, with exchanges beside computing or not, and some nodes with groups of devices,
+    as parts of one machine, or with known rates of preemption."""
+    rng = _change(instance, "aspects")
+    train = dataclasses.replace(
+        instance.job.train,
+        schedule=rng.choice(("1f1b", "auto", "interleaved", "zero_bubble")),
+        overlap=rng.choice(("none", "auto")),
+    )
+    nodes = list(instance.cluster.nodes)
+    if len(nodes) > 1 and rng.random() < 0.3:  # the second is of the first one's machine
+        first, second = nodes[:2]
+        same = ("zone", "spot", "intra_bytes_per_s", "inter_bytes_per_s", "nics")
+        shared = {name: getattr(first, name) for name in same}
+        nodes[:2] = dataclasses.replace(first, host="m0"), dataclasses.replace(second, host="m0", **shared)
+    for index, node in enumerate(nodes):
+        if node.devices > 1 and rng.random() < 0.5:
+            grouped = {"device_group": rng.randint(2, node.devices), "group_bytes_per_s": node.intra_bytes_per_s * 4}
+            node = dataclasses.replace(node, **grouped)
+        if node.spot and rng.random() < 0.5:
+            node = dataclasses.replace(node, preemptions_per_hour=log_uniform(rng, 0.01, 3))
+        nodes[index] = node
+    return dataclasses.replace(
+        instance,
+        kind=f"{instance.kind}, more aspects",
+        job=dataclasses.replace(instance.job, train=train),
+        cluster=dataclasses.replace(instance.cluster, nodes=tuple(nodes)),
+    )
+
+
 def draw_tiny(seed: int, attempt: int, *, most_devices: int) -> Instance:
     """For brute force: up to 6 layers and 8 sequences. The number of devices hangs on the seed alone, so that drawing
     again after an instance with too many plans keeps clusters of every size."""

@@ -1,7 +1,8 @@
 """Bytes that a plan takes on each device and host, counted again from the plan and the shapes of the matrices.
 
-Shares with the planner the engine's measured constants and where copies are placed, but no arithmetic: what a rank
-holds, owns and keeps in flight is counted here, matrix by matrix and micro-batch by micro-batch.
+Shares with the planner the engine's constants, the order in which its stages work and where copies are placed, but no
+arithmetic: what a rank holds, owns and keeps in flight is counted here, matrix by matrix and micro-batch by
+micro-batch.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from fractions import Fraction
 
 from shoal_planner import memory as policy
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
-from shoal_planner.job import JobSpec, ModelSpec
+from shoal_planner.job import JobSpec, ModelSpec, Schedule
+from shoal_planner.orders import Place, order
 from shoal_planner.placement import Placement
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.programs import Backward, Forward, InputGradient, WeightGradient
 
 # What the published memory policy leaves free, in numbers of our own.
 FREE_SHARE = 0.05
@@ -36,7 +40,8 @@ def device_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str
                 total += _made_whole(plan, held, stage, replica, job, cluster)
                 if stage.slices > 1:
                     total -= _not_staged(plan, held, stage, replica, job, cluster)
-                total += _activation_bytes(pipeline, number, replica, job)
+                total += _activation_bytes(plan.schedule, pipeline, number, replica, job)
+                total -= _never_at_once(plan, held, pipeline, number, replica, job, cluster)
                 for index in replica.devices:
                     found[f"{replica.node}:{index}"] = total
     return found
@@ -243,19 +248,78 @@ def _largest_block(held: dict[str, int], job: JobSpec, tp: int) -> int:
     return found
 
 
-def _activation_bytes(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> float:
-    """Of each micro-batch in flight what its blocks keep and the borders of the stage, and once what a backward needs
-    while it runs."""
+def _activation_bytes(schedule: Schedule, pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> float:
+    """Of each micro-batch in flight what its blocks keep and the borders of the stage, or what the gradients of weights
+    wait for; and once what a backward needs while it runs."""
     model, train, stage = job.model, job.train, pipeline.stages[number]
     size = 2 if train.precision == "bf16" else 4
-    in_flight = min(len(pipeline.stages) - number, pipeline.micro_batches)
-    kinds = [kind for first, last in stage.layers for kind in (_kind(stage, layer) for layer in range(first, last))]
-    kept = sum(in_flight * block_bytes(model, kind, replica.tp, size) for kind in kinds)
-    blocks_at_work = 2 if set(kinds) - {"none"} else 1
-    working = blocks_at_work * block_bytes(model, "none", replica.tp, size)
-    borders = (policy.BORDER_COPIES * in_flight + policy.BORDER_EXTRA) * size * model.hidden
+    chunks = [
+        policy.BORDER_COPIES * size * model.hidden
+        + sum(block_bytes(model, _kind(stage, layer), replica.tp, size) for layer in range(first, last))
+        for first, last in stage.layers
+    ]
+    waiting = stage.num_layers * weight_bytes(model, replica.tp, size)
+    kept = max(
+        sum(count * chunk for count, chunk in zip(forward, chunks, strict=True)) + later * waiting
+        for forward, later in _moments_of(schedule, pipeline, number, len(chunks))
+    )
+    tokens = replica.samples * train.seq_len
+    return tokens * (kept + policy.BORDER_EXTRA * size * model.hidden) + sum(_moments(pipeline, number, replica, job))
+
+
+def _moments_of(
+    schedule: Schedule, pipeline: Pipeline, number: int, chunks: int
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Micro-batches between forward and backward by chunk, and those that gradients of weights wait for. With 1F1B a
+    stage is full once as many are in it as there are stages from it on; else they are counted along its order."""
+    stages = len(pipeline.stages)
+    if schedule == "1f1b":
+        yield (min(stages - number, pipeline.micro_batches),), 0
+        return
+    forward, later = [0] * chunks, 0
+    place = Place(stage=number, stages=stages, micro_batches=pipeline.micro_batches, chunks=chunks)
+    for work in order(schedule, place):
+        match work:
+            case Forward():
+                forward[work.chunk] += 1
+            case Backward():
+                forward[work.chunk] -= 1
+            case InputGradient():
+                forward[work.chunk] -= 1
+                later += 1
+            case WeightGradient():
+                later -= 1
+        yield tuple(forward), later
+
+
+def _moments(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> tuple[float, float]:
+    """What the backward of a block takes while it runs, and what that of the head does."""
+    model, train, stage = job.model, job.train, pipeline.stages[number]
+    size = 2 if train.precision == "bf16" else 4
+    usual = all(_kind(stage, layer) == "none" for first, last in stage.layers for layer in range(first, last))
+    working = (1 if usual else 2) * block_bytes(model, "none", replica.tp, size)
     logits = 12 * model.vocab / replica.tp if number == len(pipeline.stages) - 1 else 0
-    return replica.samples * train.seq_len * (kept + working + borders + logits)
+    tokens = replica.samples * train.seq_len
+    return tokens * working, tokens * logits
+
+
+def _never_at_once(
+    plan: Plan,
+    held: dict[str, int],
+    pipeline: Pipeline,
+    number: int,
+    replica: Replica,
+    job: JobSpec,
+    cluster: ClusterSnapshot,
+) -> float:
+    """The lesser of a block's backward and the head's; and before that of the last micro-batch nothing is on its way
+    where all is whole everywhere."""
+    stage = pipeline.stages[number]
+    working, logits = _moments(pipeline, number, replica, job)
+    levels = plan.sharding.weights, plan.sharding.gradients
+    whole = all(_part(stage, replica, level, cluster) == 1 for level in levels)
+    staged = 2 * 4 * max(*held.values(), _largest_block(held, job, replica.tp)) if whole else 0
+    return min(logits, working + staged)
 
 
 def _kind(stage: Stage, layer: int) -> str:
@@ -265,13 +329,25 @@ def _kind(stage: Stage, layer: int) -> str:
     return stage.recompute
 
 
+def weight_bytes(model: ModelSpec, tp: int, size: int) -> float:
+    """Bytes of one token that a block keeps for the gradients of its weights: what goes into each product, once where
+    several share it, and the gradient of what comes out."""
+    keys = model.num_kv_heads * model.head_size
+    into = 2 * model.hidden + (model.hidden + model.ffn) / tp
+    out = 2 * model.hidden + (model.hidden + 2 * keys + (2 if model.gated_mlp else 1) * model.ffn) / tp
+    return size * (into + out)
+
+
 def block_bytes(model: ModelSpec, kind: str, tp: int, size: int) -> float:
     """Bytes that a block keeps of one token."""
     hidden, ffn, gated = model.hidden, model.ffn, model.gated_mlp
     if kind == "full":
         return float(size * hidden)
-    heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_size) / tp
+    # Key and value are as wide as queries in fp32, where devices without a kernel for fewer heads copy them.
+    keys = hidden if size == 4 else model.num_kv_heads * model.head_size
+    heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * keys) / tp
+    softmax = 4 * model.heads / tp
     if kind == "selective":
-        return policy.ACTIVATION_MARGIN * size * (2 * hidden + heads + (2 if gated else 1) * ffn / tp)
-    norms = policy.NORM_WIDTHS * size * hidden
-    return policy.ACTIVATION_MARGIN * (norms + size * (heads + (4 if gated else 2) * ffn / tp))
+        return softmax + size * (policy.SELECTIVE_NORM_WIDTHS * hidden + heads + (2 if gated else 1) * ffn / tp)
+    norms = policy.NORM_WIDTHS * size * hidden + 4 * (2 if model.norm == "rms" else 4)
+    return softmax + norms + size * (heads + (4 if gated else 2) * ffn / tp)

@@ -224,8 +224,8 @@ def test_a_plan_of_another_job_or_cluster_is_refused(plan: Plan, job: JobSpec, m
 
 
 def test_a_plan_that_does_not_fit_names_need_and_have() -> None:
-    tight = parse_cluster({"nodes": [{"name": "c", "device": "cpu-1t"}], "devices": {"cpu-1t": {"memory_gib": 0.005}}})
-    with pytest.raises(NoPlanFits, match=r"needs \d+\.\d MiB on c-0, which has 5\.1"):
+    tight = parse_cluster({"nodes": [{"name": "c", "device": "cpu-1t"}], "devices": {"cpu-1t": {"memory_gib": 0.004}}})
+    with pytest.raises(NoPlanFits, match=r"needs \d+\.\d MiB on c-0, which has 4\.1"):
         score(dataclasses.replace(GOOD, copies=0), make_job(), tight)
 
 

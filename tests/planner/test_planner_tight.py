@@ -17,7 +17,7 @@ from shoal_planner.search import plan, step_s
 # Either device can hold the model if some layers are run again, or some state is on the host; else they have to share
 # it, which is slower.
 JOB = make_job(layers=8, batch=4, hidden=1024, seq_len=4096, precision="bf16", copies=0)
-TIGHT = make_cluster(("n", "L4", 1, 2), memory_mib={"L4": 3100})
+TIGHT = make_cluster(("n", "L4", 1, 2), memory_mib={"L4": 2800})
 WITHOUT = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, recompute="none"))
 
 

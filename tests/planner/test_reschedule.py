@@ -62,7 +62,7 @@ def test_what_is_slow_under_1f1b_alone_is_found_too(num_a100: int) -> None:
     cluster = make_cluster(*kinds, memory_mib={}, inter_gbit_per_s=25.0 * num_a100, intra_gb_per_s=100)
     named = {name: step_s(plan(asking(name, job), cluster).plan) for name in ("1f1b", "zero_bubble")}
     best = step_s(plan(asking("auto", job), cluster).plan)
-    assert best <= named["zero_bubble"] < 0.96 * named["1f1b"]
+    assert best <= named["zero_bubble"] < 0.97 * named["1f1b"]
 
 
 def test_nothing_is_interleaved_where_nobody_waits() -> None:

@@ -201,7 +201,7 @@ def brute_price(sequence: Sequence, figures: Figures, kinds: list[Kinds], num_la
             numbers = range(count + 1 if figures.recompute else 1)
             for again in (Mix(some, full) for some in numbers for full in numbers if some + full <= count):
                 kept = count * figures.kept_bytes[option] - again.saved(kinds[option])
-                if in_flight * kept + (figures.again_bytes[option] if sum(again) else 0.0) <= room:
+                if in_flight * kept + (figures.again_bytes[place, option] if sum(again) else 0.0) <= room:
                     block_s = count * figures.block_s[option] + again.seconds(kinds[option])
                     seconds[-1] = min(seconds[-1], figures.end_s[place, option] + onward[s] + block_s)
         best = min(best, max(*seconds, *(onward + hidden)))
