@@ -26,13 +26,13 @@ Score = Callable[[Plan], Plan | None]
 
 def with_schedules(found: Iterable[Plan], costs: CostModel, score: Score) -> list[Plan]:
     """Of plans with 1F1B that fit, fastest first, those that the job's `train.schedule` allows: with `auto` all of them
-    and what is faster under another schedule; with a schedule by name what they become under it, if it fits."""
+    and what is faster under another schedule; with a schedule by name what they become under it, if it fits, which may
+    be with one chunk alone."""
     wanted, plain = costs.job.train.schedule, list(found)
     if wanted == "1f1b":
         return plain
     if wanted != "auto":
-        made = (scored for plan in plain for changed in _under(plan, wanted, costs) if (scored := score(changed)))
-        return list(made)
+        return [made for plan in plain for made in _by_name(plan, wanted, costs, score)]
     faster: list[Plan] = []
     best_s = min(map(step_s, plain), default=math.inf)
     for plan in sorted(plain, key=lambda found: step_s(found) - _bubble_s(found) / 2)[:_TRIED]:
@@ -46,13 +46,25 @@ def with_schedules(found: Iterable[Plan], costs: CostModel, score: Score) -> lis
     return plain + faster
 
 
+def _by_name(plan: Plan, schedule: str, costs: CostModel, score: Score) -> list[Plan]:
+    made = [scored for changed in _under(plan, schedule, costs) if (scored := score(changed))]
+    if made or schedule != "interleaved":
+        return made
+    scored = score(dataclasses.replace(_plain(plan), schedule="interleaved"))
+    return [] if scored is None else [scored]
+
+
+def _plain(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, prediction=None, unused=(), reason="")
+
+
 def _bubble_s(plan: Plan) -> float:
     assert plan.prediction is not None
     return plan.prediction.terms.bubble_s
 
 
 def _under(plan: Plan, schedule: str, costs: CostModel) -> Iterator[Plan]:
-    plain = dataclasses.replace(plan, prediction=None, unused=(), reason="")
+    plain = _plain(plan)
     if schedule == "zero_bubble":
         model = costs.job.model
         if model.lora is None and model.module is None:  # else nothing is put off

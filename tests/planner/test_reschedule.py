@@ -65,6 +65,20 @@ def test_what_is_slow_under_1f1b_alone_is_found_too(num_a100: int) -> None:
     assert best <= named["zero_bubble"] < 0.97 * named["1f1b"]
 
 
+def test_interleaved_by_name_keeps_to_one_chunk_where_memory_allows_no_more() -> None:
+    """More chunks keep more micro-batches: wherever there is a plan with 1F1B, there is one."""
+    job = make_job(layers=6, batch=8, hidden=64, heads=4, seq_len=32, vocab=256, tie=False, copies=0)
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, kv_heads=2, ffn=176))
+    num_chunks = []
+    for mib in (3.0, 3.5):
+        cluster = make_cluster(("n", "cpu-2t", 4, 1), memory_mib={"cpu-2t": mib}, inter_gbit_per_s=100)
+        assert plan(job, cluster).plan.schedule == "1f1b"
+        found = plan(asking("interleaved", job), cluster).plan
+        assert found.schedule == "interleaved"
+        num_chunks.append(max(pipeline.num_chunks for pipeline in found.pipelines))
+    assert num_chunks == [1, 2]
+
+
 def test_nothing_is_interleaved_where_nobody_waits() -> None:
     alone = make_cluster(("n", "L4", 1, 1), memory_mib={})
     plain = plan(JOB, alone).plan

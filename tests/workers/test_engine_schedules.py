@@ -24,7 +24,7 @@ from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_pla
 
 STEPS = 20
 BOUND = 1e-5
-LITTLE_MIB = 5.5  # on each of four devices; the job's state alone takes six
+LITTLE_MIB = 4.0  # on each of four devices; the job's state alone takes six
 CLUSTER = make_cluster(("here", "cpu-2t", 1, 8), memory_mib={})
 STAGES = plan((4, (part(2, (1, 2)), part(4, (1, 2)))))
 TENSOR = plan((4, (part(2, (2, 2)), part(4, (2, 2)))))
