@@ -28,6 +28,8 @@ SNAPSHOT_SLOTS = 2  # the newest safe step, and the one being written
 GENERATIONS = 2
 # Of the largest unit: its gradients received from peers and its gathered weights, each at most whole.
 STAGING_COPIES = 2
+# Where gradients stay whole, what is sent and what is received of two units at once, in the precision of the job.
+SUMMED_UNITS = 2
 # Units whose weights are whole for a moment where they are sharded: the one in use, and the next one. Of gradients the
 # one that a backward makes.
 GATHERED_UNITS = 2
@@ -59,8 +61,10 @@ WEIGHT_FFN_WIDTHS = 3
 WEIGHT_PLAIN_FFN_WIDTHS = 2
 # Over what was measured of a user's own block, which may keep other things in other precisions.
 OWN_MARGIN = 1.05
-# Logits, their softmax and their gradient, in fp32, for one micro-batch.
+# Logits, their softmax and their gradient, in fp32, for one micro-batch. One of them is kept of others whose backward
+# does not come next, as with more chunks of layers in a stage, with what enters the head's norm and leaves it.
 LOGIT_COPIES = 3
+HEAD_WIDTHS = 2
 # Buffers at the borders of a stage: what enters, what leaves and the gradient that goes back, per micro-batch in
 # flight; one more of the first and the last, and two gradients that are received ahead.
 BORDER_COPIES = 3
@@ -147,7 +151,8 @@ def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: i
     if recompute == "full":
         return float(seq_len * size * model.hidden)
     if (shape := model.own_shape) is not None:
-        return OWN_MARGIN * shape.block.kept_bytes * size / 4 * seq_len / shape.seq_len  # was in fp32
+        kept_bytes = shape.block.kept_bytes * size / 4 * seq_len / shape.seq_len  # was in fp32, and without its input
+        return OWN_MARGIN * kept_bytes + seq_len * size * model.hidden
     selective = recompute == "selective"
     norms = (SELECTIVE_NORM_WIDTHS if selective else NORM_WIDTHS) * size * model.hidden
     if model.gated_mlp:
@@ -177,8 +182,9 @@ def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) 
 class StageBytes:
     """What a rank's memory consists of, so that sums over layers are products: bytes at the borders of a stage, once
     and of each micro-batch in flight (`flight`), of the head's logits, of a block's backward, of each block's
-    activations per micro-batch in flight and kind of recomputation, and of buffers for exchanges. State is in
-    elements: of the ends, and of each block; what is frozen in bytes.
+    activations per micro-batch in flight and kind of recomputation, of what the head keeps of one that waits for its
+    backward, and of buffers for exchanges (`staging`). In elements: the state of the ends and of each block, and the
+    largest unit; what is frozen in bytes.
     """
 
     end_elements: int
@@ -188,15 +194,16 @@ class StageBytes:
     backward: float
     flight: float
     block_flight: Mapping[Recompute, float]
-    staging: float
+    head_flight: float
+    largest: int
     state_size: int
     frozen_ends: float
     frozen_block: float
 
     @property
-    def largest(self) -> float:
-        """Elements of the largest unit."""
-        return self.staging / (STAGING_COPIES * GRADIENT_BYTES)
+    def staging(self) -> float:
+        """Where weights and gradients are whole."""
+        return SUMMED_UNITS * STAGING_COPIES * (self.state_size - GRADIENT_BYTES) * self.largest
 
     def once(self, exchanged: float, *, again: bool = False) -> float:
         """Beside what is kept, at the widest moment: in the backward of the head, or in that of a block (`again`: whose
@@ -249,7 +256,8 @@ def stage_bytes(
         backward=kept["none"],
         flight=BORDER_COPIES * border,
         block_flight=kept,
-        staging=STAGING_COPIES * largest * GRADIENT_BYTES,
+        head_flight=logits / LOGIT_COPIES + (HEAD_WIDTHS * border if head else 0.0),
+        largest=largest,
         state_size=size + GRADIENT_BYTES,
         frozen_ends=size * frozen_elements(model, tp, 0, embedding=embedding, head=head),
         frozen_block=size * frozen_elements(model, tp, 1, embedding=False, head=False),
@@ -293,9 +301,10 @@ def stage_memory(
     gathered = portion * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
     # At the end of a step, parts of whole units are exchanged, as large as are kept.
     exchanged = max(portion, line.largest * max(weights, gradients), line.block_elements if whole else 0)
-    staged = STAGING_COPIES * GRADIENT_BYTES * exchanged
     again = bool(layers.get("full", 0) or layers.get("selective", 0))
-    beside = staged if weights == gradients == 1 else 0.0  # else every micro-batch exchanges, beside logits, too
+    are_whole = weights == gradients == 1  # else every micro-batch exchanges, beside logits, too
+    staged = line.staging if are_whole else STAGING_COPIES * GRADIENT_BYTES * exchanged
+    beside = staged if are_whole else 0.0
     return StageMemory(
         weights=size * (split * (weights + near) + kept_whole)
         + line.frozen_ends
@@ -317,7 +326,7 @@ def kept_bytes(
 ) -> float:
     """What all micro-batches keep at a moment of a schedule: `chunks` are layers by their kind of recomputation,
     `weight_bytes` what one that waits for gradients of weights keeps."""
-    kept = moment.weight * weight_bytes
+    kept = moment.weight * weight_bytes + moment.waiting * line.head_flight
     for number, layers in zip(moment.forward, chunks, strict=True):
         kept += number * (line.flight + sum(count * line.block_flight[kind] for kind, count in layers.items()))
     return kept

@@ -35,10 +35,12 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """What a stage keeps at one moment: micro-batches between their forward and the gradient of their input, by chunk,
-    and those that wait only for the gradients of weights."""
+    and those that wait only for the gradients of weights. Of those in the last chunk of a last stage `waiting` are not
+    at work then: it keeps what its head made of them."""
 
     forward: tuple[int, ...]
     weight: int = 0
+    waiting: int = 0
 
 
 def order(schedule: Schedule, place: Place) -> Iterator[Work]:
@@ -112,24 +114,32 @@ def zero_bubble(place: Place) -> Iterator[Work]:
 @functools.lru_cache(maxsize=4096)
 def fullest(schedule: Schedule, place: Place) -> tuple[InFlight, ...]:
     """The moments of a step at which most is kept: all that no other moment exceeds in everything."""
-    forward, weight = [0] * place.chunks, 0
+    forward, weight, last = [0] * place.chunks, 0, place.chunks - 1
+    has_head = place.stage == place.stages - 1
     seen: set[InFlight] = set()
+
+    def look(chunk: int) -> None:
+        waiting = forward[last] - (chunk == last and forward[last] > 0) if has_head else 0
+        seen.add(InFlight(forward=tuple(forward), weight=weight, waiting=waiting))
+
     for work in order(schedule, place):
         match work:
             case Forward():
                 forward[work.chunk] += 1
             case Backward():
+                look(work.chunk)
                 forward[work.chunk] -= 1
             case InputGradient():
+                look(work.chunk)
                 forward[work.chunk] -= 1
                 weight += 1
             case WeightGradient():
                 weight -= 1
-        seen.add(InFlight(forward=tuple(forward), weight=weight))
+        look(work.chunk)
     kept = [here for here in seen if not any(_exceeds(other, here) for other in seen)]
-    return tuple(sorted(kept, key=lambda moment: (moment.weight, moment.forward)))
+    return tuple(sorted(kept, key=lambda moment: (moment.weight, moment.forward, moment.waiting)))
 
 
 def _exceeds(one: InFlight, other: InFlight) -> bool:
     more = all(here >= there for here, there in zip(one.forward, other.forward, strict=True))
-    return one != other and more and one.weight >= other.weight
+    return one != other and more and one.weight >= other.weight and one.waiting >= other.waiting

@@ -8,6 +8,7 @@ word.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections import Counter
@@ -394,8 +395,9 @@ class _Teams:
     def _most_samples(self, replica: Replica, its: Shards, recompute: Recompute, owners: int) -> int:
         model, train = self.costs.job.model, self.costs.job.train
         held = held_elements(model, replica.tp, model.layers, embedding=True, head=True)
-        empty, one = (
-            stage_memory(
+
+        def needed(samples: int) -> float:
+            return stage_memory(
                 model,
                 train.seq_len,
                 train.precision,
@@ -411,11 +413,11 @@ class _Teams:
                 near=its.near,
                 slices=its.slices,
             ).total
-            for samples in (0, 1)
-        )
-        room = usable_bytes(self.costs.device(replica.node)) - empty
-        least = -1 if its.slices > 1 and room < 0 else 0  # -1: it cannot even hold its part
-        return max(least, min(_MOST_SAMPLES, self.batch, int(room // (one - empty))))
+
+        room = usable_bytes(self.costs.device(replica.node))
+        if its.slices > 1 and needed(0) > room:
+            return -1  # it cannot even hold its part
+        return bisect.bisect_right(range(1, min(_MOST_SAMPLES, self.batch) + 1), room, key=needed)
 
     def _table(self, crews: dict[tuple[int, int], _Crew]) -> tuple[Floats, Ints]:
         """By samples per step: seconds, inf where they cannot be, and the size of the micro-batch."""

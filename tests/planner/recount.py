@@ -156,6 +156,11 @@ def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage,
     return sum(held.values()) * (size + 4) + 12 * float(kept) + 2 * 4 * largest
 
 
+def _is_whole(plan: Plan, stage: Stage, replica: Replica, cluster: ClusterSnapshot) -> bool:
+    levels = plan.sharding.weights, plan.sharding.gradients
+    return all(_part(stage, replica, level, cluster) == 1 for level in levels)
+
+
 def _neighbours(stage: Stage, replica: Replica, level: str, cluster: ClusterSnapshot) -> list[Replica]:
     """The replicas of the stage, itself among them, with which it shares what is split at this level."""
 
@@ -259,9 +264,11 @@ def _activation_bytes(schedule: Schedule, pipeline: Pipeline, number: int, repli
         for first, last in stage.layers
     ]
     waiting = stage.num_layers * weight_bytes(model, replica.tp, size)
+    is_last = number == len(pipeline.stages) - 1
+    head = 4 * model.vocab / replica.tp + 2 * size * model.hidden if is_last else 0  # and what its norm takes and gives
     kept = max(
-        sum(count * chunk for count, chunk in zip(forward, chunks, strict=True)) + later * waiting
-        for forward, later in _moments_of(schedule, pipeline, number, len(chunks))
+        sum(count * chunk for count, chunk in zip(forward, chunks, strict=True)) + later * waiting + heads * head
+        for forward, later, heads in _moments_of(schedule, pipeline, number, len(chunks))
     )
     tokens = replica.samples * train.seq_len
     return tokens * (kept + policy.BORDER_EXTRA * size * model.hidden) + sum(_moments(pipeline, number, replica, job))
@@ -269,27 +276,35 @@ def _activation_bytes(schedule: Schedule, pipeline: Pipeline, number: int, repli
 
 def _moments_of(
     schedule: Schedule, pipeline: Pipeline, number: int, chunks: int
-) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Micro-batches between forward and backward by chunk, and those that gradients of weights wait for. With 1F1B a
-    stage is full once as many are in it as there are stages from it on; else they are counted along its order."""
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Micro-batches between forward and backward by chunk, those that gradients of weights wait for, and those in the
+    last chunk that something else is done meanwhile. With 1F1B a stage is full once as many are in it as there are
+    stages from it on, and its head waits for nothing; else they are counted along its order."""
     stages = len(pipeline.stages)
     if schedule == "1f1b":
-        yield (min(stages - number, pipeline.micro_batches),), 0
+        yield (min(stages - number, pipeline.micro_batches),), 0, 0
         return
     forward, later = [0] * chunks, 0
     place = Place(stage=number, stages=stages, micro_batches=pipeline.micro_batches, chunks=chunks)
+    ended: set[int] = set()  # in the last chunk
     for work in order(schedule, place):
+        if isinstance(work, Backward | InputGradient):
+            yield tuple(forward), later, len(ended - ({work.micro_batch} if work.chunk == chunks - 1 else set()))
         match work:
             case Forward():
+                if work.chunk == chunks - 1:
+                    yield tuple(forward), later, len(ended)
+                    ended.add(work.micro_batch)
                 forward[work.chunk] += 1
-            case Backward():
+            case Backward() | InputGradient():
                 forward[work.chunk] -= 1
-            case InputGradient():
-                forward[work.chunk] -= 1
-                later += 1
+                later += isinstance(work, InputGradient)
+                if work.chunk == chunks - 1:
+                    ended.discard(work.micro_batch)
             case WeightGradient():
                 later -= 1
-        yield tuple(forward), later
+        at_work = {work.micro_batch} if isinstance(work, Forward) and work.chunk == chunks - 1 else set()
+        yield tuple(forward), later, len(ended - at_work)
 
 
 def _moments(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> tuple[float, float]:
@@ -316,10 +331,12 @@ def _never_at_once(
     where all is whole everywhere."""
     stage = pipeline.stages[number]
     working, logits = _moments(pipeline, number, replica, job)
-    levels = plan.sharding.weights, plan.sharding.gradients
-    whole = all(_part(stage, replica, level, cluster) == 1 for level in levels)
-    staged = 2 * 4 * max(*held.values(), _largest_block(held, job, replica.tp)) if whole else 0
-    return min(logits, working + staged)
+    if not _is_whole(plan, stage, replica, cluster):
+        return min(logits, working)
+    size = 2 if job.train.precision == "bf16" else 4
+    largest = max(*held.values(), _largest_block(held, job, replica.tp))
+    counted, staged = 2 * 4 * largest, 2 * 2 * size * largest  # sent and received, of two units
+    return counted - staged + min(logits, working + staged)
 
 
 def _kind(stage: Stage, layer: int) -> str:

@@ -17,6 +17,7 @@ from shoal_planner.memory import (
     StageBytes,
     block_activation_bytes,
     held_elements,
+    kept_bytes,
     part_elements,
     snapshot_bytes,
     stage_bytes,
@@ -24,6 +25,7 @@ from shoal_planner.memory import (
     unit_elements,
     usable_bytes,
 )
+from shoal_planner.orders import InFlight, Place, fullest
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Recompute
 from shoal_planner.predict import unit_exchange
@@ -450,6 +452,21 @@ def test_logits_and_exchanges_are_never_there_at_once() -> None:
     assert many == pytest.approx(line.logits) and line.staging > line.backward
     split, line = total(200_000, gradients=0.5)
     assert split == pytest.approx(line.logits + line.staging + 4 * line.largest)
+
+
+def test_what_heads_keep_of_micro_batches_that_wait_is_counted() -> None:
+    """Where groups of micro-batches get smaller, the last stage runs ahead of its backwards."""
+
+    def waiting(stage: int, micro_batches: int, chunks: int) -> int:
+        place = Place(stage=stage, stages=3, micro_batches=micro_batches, chunks=chunks)
+        return max(moment.waiting for moment in fullest("interleaved", place))
+
+    assert [waiting(2, 16, 2), waiting(2, 16, 3)] == [1, 2]
+    assert waiting(2, 15, 2) == waiting(1, 16, 2) == 0
+    line = stage_bytes(LLAMA_7B, 2048, "bf16", 1, 2, embedding=False, head=True)
+    chunks: list[dict[Recompute, int]] = [{"none": 1}, {"none": 1}]
+    one, other = (kept_bytes(line, InFlight(forward=(2, 2), waiting=heads), chunks, 0.0) for heads in (0, 2))
+    assert other - one == pytest.approx(2 * 2 * 2048 * (4 * 32000 + 2 * 2 * 4096))
 
 
 def test_headroom_and_snapshots() -> None:

@@ -138,7 +138,7 @@ def test_a_device_that_slows_everybody_is_left_out_and_its_cost_is_told() -> Non
         {"name": "big", "device": "A100-80G", "devices": 2, "inter_gbit_per_s": 100},
         {"name": "far", "device": "cpu-1t", "inter_gbit_per_s": 0.001},
     ]
-    snapshot = parse_cluster({"nodes": nodes})
+    snapshot = parse_cluster({"nodes": nodes, "devices": {"cpu-1t": {"memory_gib": 4}}})
     result, found = explained(snapshot=snapshot)
     assert result.plan.unused == ("far-0:0",)
     (entry,) = found.left_out

@@ -70,7 +70,7 @@ def test_interleaved_by_name_keeps_to_one_chunk_where_memory_allows_no_more() ->
     job = make_job(layers=6, batch=8, hidden=64, heads=4, seq_len=32, vocab=256, tie=False, copies=0)
     job = dataclasses.replace(job, model=dataclasses.replace(job.model, kv_heads=2, ffn=176))
     num_chunks = []
-    for mib in (3.0, 3.5):
+    for mib in (3.0, 4.5):
         cluster = make_cluster(("n", "cpu-2t", 4, 1), memory_mib={"cpu-2t": mib}, inter_gbit_per_s=100)
         assert plan(job, cluster).plan.schedule == "1f1b"
         found = plan(asking("interleaved", job), cluster).plan

@@ -20,6 +20,7 @@ from shoal_planner.profile import Profile
 from shoal_planner.search import plan as search
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.processes import Processes
+from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan
 
 STEPS = 20
@@ -93,6 +94,22 @@ def test_equals_one_process_within_the_predicted_memory(
     predicted = dict(predict(given, CostModel(asked, cluster, Profile())).memory_bytes)
     for place, rank in zip(given.places(), run.ranks, strict=True):
         assert rank.peak_bytes <= predicted[str(place.device)], rank.breakdown
+
+
+def test_heads_that_wait_are_within_the_predicted_memory(processes: Processes) -> None:
+    """With 16 micro-batches in three stages of two chunks the last stage works on another one beside what its head
+    keeps."""
+    plain = job(tied=False)
+    asked = replace(
+        plain, model=replace(plain.model, vocab=8192), train=replace(plain.train, global_batch=16, precision="bf16")
+    )
+    given = under("interleaved", plan((16, (part(2, (1, 1)), part(2, (1, 1)), part(2, (1, 1))))))
+    run = processes.run(RunRequest(job=asked, plan=given, until_step=1))
+    cluster = ClusterSnapshot(nodes=tuple(replace(node, id="here") for node in CLUSTER.nodes))
+    predicted = dict(predict(given, CostModel(asked, cluster, Profile())).memory_bytes)
+    for place, rank in zip(given.places(), run.ranks, strict=True):
+        assert rank.peak_bytes <= predicted[str(place.device)], rank.breakdown
+    assert run.ranks[-1].breakdown[ACTIVATIONS] > 2 * 4 * asked.train.seq_len * asked.model.vocab
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])

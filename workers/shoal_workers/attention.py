@@ -45,8 +45,8 @@ def attend(
 def _whole(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, window: int | None) -> Tensor:
     times = q_BNSD.shape[1] // k_BKSD.shape[1]
     near_SS = _near(q_BNSD, window)
-    if times > 1 and q_BNSD.is_cuda and not _has_kernel(q_BNSD):
-        # No other fused kernel of CUDA devices knows groups, and what is left keeps S x S numbers of each head.
+    if times > 1 and q_BNSD.is_cuda and q_BNSD.dtype == torch.float32:
+        # No fused kernel of CUDA devices for 32 bits knows groups, and what is left keeps S x S numbers of each head.
         k_BKSD, v_BKSD, times = *for_all_heads(k_BKSD, v_BKSD, times), 1
     return F.scaled_dot_product_attention(
         q_BNSD, k_BKSD, v_BKSD, attn_mask=near_SS, is_causal=near_SS is None, enable_gqa=times > 1
@@ -67,15 +67,14 @@ def _near(q_BNSD: Tensor, window: int | None) -> Tensor | None:
     return torch.ones(length, length, dtype=torch.bool, device=q_BNSD.device).tril().triu(1 - window)
 
 
-def _has_kernel(q_ND: Tensor) -> bool:
-    """Whether flash attention takes such queries, whatever dimensions are before their heads'."""
-    size = q_ND.shape[-1]
+def _has_kernel(q_TND: Tensor) -> bool:
+    size = q_TND.shape[-1]
     return (
-        q_ND.is_cuda
-        and q_ND.dtype in (torch.bfloat16, torch.float16)
+        q_TND.is_cuda
+        and q_TND.dtype in (torch.bfloat16, torch.float16)
         and size <= _MOST_HEAD_SIZE
         and size % _HEAD_SIZE_STEP == 0
-        and torch.cuda.get_device_capability(q_ND.device) >= _AMPERE
+        and torch.cuda.get_device_capability(q_TND.device) >= _AMPERE
         and torch.backends.cuda.is_flash_attention_available()
     )
 
