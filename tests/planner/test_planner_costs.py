@@ -432,6 +432,15 @@ def test_state_bytes_of_a_stage() -> None:
     assert found.staging == 2 * 4 * max(part_elements(LLAMA_7B, "block", 1), part_elements(LLAMA_7B, "head", 1))
 
 
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2)])
+def test_two_whole_units_are_sent_and_received_at_once(precision: str, size: int) -> None:
+    found = stage_memory(
+        LLAMA_7B, 128, precision, tp=1, samples=1, in_flight=1, layers={"none": 1}, embedding=False, head=False,
+        owned=0.0,
+    )  # fmt: skip
+    assert found.staging == 2 * 2 * size * part_elements(LLAMA_7B, "block", 1)
+
+
 def test_logits_and_exchanges_are_never_there_at_once() -> None:
     """Unless each micro-batch exchanges weights or gradients. With a large vocabulary the head is the widest moment,
     else a block beside what is exchanged."""
