@@ -47,7 +47,7 @@ test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 	PYTHON=$(BIN)/python sh tests/helm/install.sh
 	PYTHON=$(BIN)/python sh tests/deploy/install.sh
-	$(BIN)/python -m pytest --within 70 $(TEST_ARGS) -m "long"
+	$(BIN)/python -m pytest --within 73 $(TEST_ARGS) -m "long"
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,12 @@ def open_slots(
     )
 
 
-def write_snapshot(agent: RunningAgent, opened: m.OpenSlots, step: int) -> bytes:
+def write_snapshot(
+    agent: RunningAgent, opened: m.OpenSlots, step: int, reports: Sequence[dict[str, Any]] = ()
+) -> bytes:
     """What a rank does, but for the seal; the bytes of the slot."""
     slots = agent.ask(opened)
-    begun = agent.ask(m.BeginSnapshot(job="job", name=slots.name, step=step))
+    begun = agent.ask(m.BeginSnapshot(job="job", name=slots.name, step=step, reports=list(reports)))
     content = bytes((step + index) % 256 for index in range(slots.num_bytes))
     with open(slots.paths[begun.slot], "r+b") as file:
         file.write(content)

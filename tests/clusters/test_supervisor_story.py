@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 from process_cluster import SETTINGS, ProcessCluster
-from supervised import Supervised, assert_same_training, supervised, tiny_job
+from supervised import WAIT_S, Supervised, assert_same_training, supervised, tiny_job
+from waiting import eventually
 
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import CheckpointSpec, LimitsSpec
@@ -510,6 +512,25 @@ def test_a_supervisor_that_comes_after_a_death_finds_it_out(cluster: ProcessClus
         second.steps_on()
         second.supervisor.cancel()
         assert second.ends() is JobState.CANCELLED
+
+
+def test_steps_that_nobody_heard_of_are_told_by_the_nodes_that_have_them(cluster: ProcessCluster, text: str) -> None:
+    """Done while nobody watched, by ranks that are all dead by the time somebody does."""
+    spec = tiny_job(text, steps=300, min_devices=3)
+    with supervised(cluster, "unheard", spec) as first:
+        first.reaches(5)
+        first.vanish()
+        heard, kept = first.step, cluster.memory_of(min(first.devices())) / "unheard" / "steps.jsonl"
+        eventually(lambda: json.loads(kept.read_text().splitlines()[-1])["step"] > heard + 3, WAIT_S)
+        cluster.kill_node(*SHAPES, wipe=False)
+        for name in SHAPES:
+            cluster.bring_back(name)
+        second = Supervised(cluster, "unheard", spec, restarted=True)
+        done = second.recovers()
+        assert done.step > heard + 1
+        assert sorted(second.losses()) == list(range(1, second.step + 1))
+        second.succeeds()
+        assert_same_training(second, spec)
 
 
 def test_a_job_that_no_plan_fits_waits_and_says_why(cluster: ProcessCluster, text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ CLUSTER = {
 }
 NODES = frozenset({"big-0", *(f"small-{index}" for index in range(4))})
 _HALF = (len(NODES) + 1) // 2
-_LOOK_S = 0.05
+_AGAIN_S = 0.2
 _THERE_S = 60.0
 _PAUSED_S = 120.0
 _END_S = 60.0
@@ -71,7 +72,6 @@ class RayGround:
         self._running = Running(self._shoal, sorted(NODES))
         self._entries: list[Entry] = []
         self._gone: set[str] = set()  # nodes whose raylet is dead
-        self._looked_s = 0.0
         self._job_id = ""
 
     def close(self) -> None:
@@ -95,17 +95,23 @@ class RayGround:
         eventually(lambda: {node["id"] for node in self._running.client.nodes()} >= NODES, _THERE_S)
         self._entries, self._job = [], job
         self._job_id = self._running.submit(job_to_mapping(job))
+        arguments = self._job_id, self._entries
+        threading.Thread(target=self._follow, args=arguments, name="follow", daemon=True).start()
         return self._job_id
+
+    def _follow(self, job_id: str, entries: list[Entry]) -> None:
+        """To ask again and again would keep the control plane busy for a quarter of a core."""
+        ended, add = False, entries.append
+        while not ended and job_id == self._job_id:
+            with contextlib.suppress(ShoalError, OSError, RuntimeError):  # RuntimeError: the ground was closed
+                for event in self._running.client.events(job_id, after=len(entries), follow=True):
+                    add(entry_from_mapping(_without(event, "at")))
+                ended = True
+            time.sleep(_AGAIN_S)
 
     def entries(self) -> Sequence[Entry]:
         """While the control plane is down, what was known before."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s > _LOOK_S:
-            self._looked_s = now_s
-            with contextlib.suppress(ShoalError, OSError):
-                for event in self._running.client.events(self._job_id, after=len(self._entries)):
-                    self._entries.append(entry_from_mapping(_without(event, "at")))
-        return self._entries
+        return tuple(self._entries)
 
     def whole(self) -> bool:
         there: set[str] = set()
@@ -123,6 +129,7 @@ class RayGround:
         if client.get(self._job_id)["status"]["state"] not in ENDED:
             client.cancel(self._job_id)
         client.wait(self._job_id, timeout_s=_END_S)
+        self._job_id = ""
 
     # --- moments ---
 

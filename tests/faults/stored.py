@@ -38,12 +38,12 @@ def check_stored(
     store: Store, job: str, entries: Sequence[Entry], expected: State, steps: int, spoilt: frozenset[int]
 ) -> Stored:
     """Of a job that has ended. Nothing is asked of what lies in the `spoilt` steps."""
-    manifests = []
-    for step in reversed(list_manifests(store, job)):
+    manifests, newest_first = [], list_manifests(store, job)
+    if newest_first[:1] != (steps,):
+        return Stored(problems=(f"the newest checkpoint is not step {steps}",), worst=0.0)
+    for step in reversed(newest_first):
         with contextlib.suppress(ManifestUnreadable) if step in spoilt else contextlib.nullcontext():
             manifests.append(load_manifest(store, job, step))
-    if not manifests or manifests[-1].step != steps:
-        return Stored(problems=(f"the newest checkpoint is not step {steps}",), worst=0.0)
     adopted = (entry.event for entry in entries)
     starts = {event.epoch: event.step for event in adopted if isinstance(event, PlanAdopted)}
     problems, worst = [*_order(manifests, starts)], 0.0

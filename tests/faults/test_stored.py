@@ -15,6 +15,7 @@ from supervised import tiny_job
 
 from shoal_planner.parameters import parameters
 from shoal_recovery.checkpoints import load_manifest, manifest_name
+from shoal_recovery.errors import ManifestUnreadable
 from shoal_recovery.journal import Entry, PlanAdopted
 from shoal_recovery.manifest import manifest_to_json
 from shoal_recovery.state import OWNED_KINDS, Kind
@@ -96,3 +97,11 @@ def test_another_state_than_that_of_the_undisturbed_run_is_seen(store: Store) ->
 def test_the_last_step_must_be_there(store: Store) -> None:
     store.delete(manifest_name(JOB_ID, LAST))
     assert check(store).problems == ("the newest checkpoint is not step 20",)
+
+
+def test_of_a_last_step_that_the_drill_spoilt_nothing_is_asked(store: Store) -> None:
+    name = manifest_name(JOB_ID, LAST)
+    store.put(name, store.read(name)[:100])
+    assert check(store, spoilt=frozenset({LAST})).problems == ()
+    with pytest.raises(ManifestUnreadable):
+        check(store)

@@ -137,6 +137,26 @@ def test_a_restarted_agent_adopts_what_is_whole(tmp_path: Path) -> None:
         assert "000001-0" in after.ask(seal(5)).problem  # it knows no writer of it, nor where its copies go
 
 
+def test_what_was_said_of_a_step_is_kept_with_it_and_with_its_copy(tmp_path: Path) -> None:
+    """And found by whoever asks the agent, or the one after it, of later steps than it knows."""
+    with running_agents(tmp_path, "n0", "n1") as (first, second):
+        opened = open_slots(LAYOUT, backups=(second,))
+        for step in (3, 4, 5):
+            reports = [{"epoch": 1, "step": done} for done in range(step - 1, step + 1)]  # one of them known already
+            write_snapshot(first, opened, step, reports)
+            if step < 5:
+                first.ask(seal(step))
+        for agent, last in ((first, 5), (second, 4)):
+            for after in (0, 3, 5):
+                found = agent.ask(m.GetInventory(job="job", after=after)).reports
+                assert [report["step"] for report in found] == list(range(max(after + 1, 2), last + 1))
+        assert first.ask(m.GetInventory(job="other")).reports == []
+    with running_agents(tmp_path, "n0") as (again,):
+        assert [report["step"] for report in again.ask(m.GetInventory(job="job", after=3)).reports] == [4, 5]
+        again.ask(m.Retire(job="job", before_epoch=None))
+        assert again.ask(m.GetInventory(job="job")).reports == []
+
+
 def test_retiring_closes_older_epochs(pair: tuple[RunningAgent, RunningAgent]) -> None:
     first, second = pair
     write_snapshot(first, open_slots(LAYOUT, backups=(second,)), 3)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.journal import CheckpointCommitted, NodeLost
+from shoal_recovery.journal import CheckpointCommitted, NodeLost, StepDone, StepSkipped
+from shoal_workers import messages as m
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord, plan_adopted
 
@@ -61,3 +62,38 @@ def test_checkpoints_behind_which_a_change_of_plan_goes_back_count_no_more() -> 
     assert after.checkpoints == {90}
     for each in (record, after):
         each.keeper.close()
+
+
+def stepped(epoch: int, step: int, skipped: str | None = None) -> m.Stepped:
+    return m.Stepped(
+        epoch=epoch,
+        step=step,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens=64,
+        duration_s=0.1,
+        samples=[[step - 1, step]],
+        moved=[],
+        exposed=[0.0, 0.0],
+        waited=[],
+        computed_s=0.1,
+        skipped=skipped,
+    )
+
+
+def test_steps_that_nobody_had_reported_are_written_down_once_and_up_to_what_is_gone_on_from() -> None:
+    keeper = Keeper("job", lambda: 0.0)
+    record = JobRecord(keeper, lambda: 0.0)
+    record.append(plan_adopted(1, PLAN, 0, CLUSTER))
+    record.stepped(stepped(1, 1))
+    record.append(plan_adopted(2, PLAN, 1, CLUSTER))
+    record.stepped(stepped(2, 2))
+    of_another = [stepped(1, step) for step in range(1, 9)]  # which went on from step 1, and does not count
+    kept = [stepped(2, step, "not finite" if step == 4 else None) for step in (5, 4, 3, 2, 3)]
+    for _ in range(2):
+        record.unheard([*of_another, *kept], 4)
+    assert (record.done_step, record.newest_step) == (4, 4)
+    events = [entry.event for entry in keeper.entries_after(0, 0.0)]
+    assert [(one.epoch, one.step) for one in events if isinstance(one, StepDone)] == [(1, 1), (2, 2), (2, 3), (2, 4)]
+    assert [one.step for one in events if isinstance(one, StepSkipped)] == [4]

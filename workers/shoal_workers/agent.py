@@ -37,6 +37,7 @@ from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
 from shoal_workers.slot_files import Sizes
 from shoal_workers.slots import Sending, sendings
+from shoal_workers.step_reports import Report, StepReports
 from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Uploads
 from shoal_workers.watched import report
@@ -75,6 +76,7 @@ class _Owner:
         self.opened = opened
         self.sendings = sendings(opened, name)
         self.also: set[int] = set()  # steps that go to the object store, though they are not due
+        self.reports: list[Report] = []  # that came with the newest snapshot
         self._backups: dict[tuple[str, int], Connection] = {}
 
     def uploads(self, step: int) -> bool:
@@ -118,6 +120,7 @@ class Agent:
         self._stored = StoredCopies(disk_dir / "stored", lambda: self._rooms.left_of_budget(), disk)
         self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes, self._stored.make_way)
         self._shards = ShardStore(self._rooms, node)
+        self._reports = StepReports(memory_dir)
         self._disk_dir = disk_dir
         self._heartbeat_s = heartbeat_s
         self._owners: dict[tuple[str, str], _Owner] = {}
@@ -178,6 +181,9 @@ class Agent:
                 connection.send(m.encode(self._open(request)))
             case m.BeginSnapshot():
                 slot = self._shards.begin(request.job, request.name, request.step)
+                if owner := self._owners.get((request.job, request.name)):
+                    owner.reports = request.reports
+                self._reports.add(request.job, request.reports)
                 connection.send(m.encode(m.SlotFree(slot=slot)))
             case m.SealSnapshot():
                 connection.send(m.encode(self._seal(request)))
@@ -267,6 +273,7 @@ class Agent:
             layout=sending.layout,
             checksums=sending.checksums(checksums),
             uri=owner.opened.upload_uri if owner.uploads(request.step) else None,
+            reports=owner.reports,
         )
         try:
             answer = owner.backup(sending.address).request(m.encode(copy), sending.bytes_of(slot))
@@ -288,6 +295,7 @@ class Agent:
                 raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
             connection.read_into(self._shards.slot(request.job, request.name, request.step))
             self._shards.seal(request.job, request.name, request.step, request.checksums)
+            self._reports.add(request.job, request.reports)
             if request.uri is not None:
                 snapshot = self._shards.sealed(request.job, request.name, request.step)
                 content = self._shards.slot(request.job, request.name, request.step)
@@ -311,7 +319,8 @@ class Agent:
         known = {(one.name, one.step) for one in held}
         held += self._stored.snapshots(request.job, spoilt, known, verified=request.verified)
         rows = [[one.name, one.step, *key_rows(p.key for p in one.pieces)[0], problem] for one, problem in spoilt]
-        return m.InventoryIs(snapshots=snapshot_rows(held), spoilt=rows)
+        reports = self._reports.after(request.job, request.after)
+        return m.InventoryIs(snapshots=snapshot_rows(held), spoilt=rows, reports=reports)
 
     def _retire(self, request: m.Retire) -> None:
         if request.before_epoch is not None:
@@ -321,6 +330,7 @@ class Agent:
             if job == request.job and (request.before_epoch is None or epoch_of(name) < request.before_epoch):
                 self._owners.pop((job, name)).close()
         if request.before_epoch is None:
+            self._reports.forget(request.job)
             self._uploads.forget(request.job)
             self._rendezvous.forget(f"{request.job}/")
 

@@ -81,11 +81,13 @@ class EpochBehind(Interrupted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """State that survivors hold, only what counts; `spoilt` is what agents keep that is not as it was sealed."""
+    """State that survivors hold, only what counts; `spoilt` is what agents keep that is not as it was sealed, and
+    `reports` what ranks said of steps that nobody is known to have heard of."""
 
     inventory: Inventory
     newest_live_step: int
     spoilt: tuple[Fault, ...] = ()
+    reports: tuple[m.Stepped, ...] = ()
 
     @property
     def intact(self) -> tuple[Snapshot, ...]:
@@ -139,15 +141,18 @@ def take_stock(
         and answer.layout_epoch in layouts
         and counts(answer.layout_epoch, answer.step, history.starts)
     )
-    held = _inventories(m.GetInventory(job=job, verified=verified), agents, needed, timeout_s, gone)
+    question = m.GetInventory(job=job, after=history.done_step, verified=verified)
+    held = _inventories(question, agents, needed, timeout_s, gone)
 
     def counting(name: str, step: int) -> bool:
         return counts(epoch_of(name), step, history.starts)
 
-    snapshots = tuple(one for found, _ in held for one in found if counting(one.name, one.step))
-    spoilt = tuple(fault for _, faults in held for fault in faults if counting(fault.name, fault.step))
+    snapshots = tuple(one for found, _, _ in held for one in found if counting(one.name, one.step))
+    spoilt = tuple(fault for _, faults, _ in held for fault in faults if counting(fault.name, fault.step))
+    reports = tuple(report for _, _, said in held for report in said)
     newest = max((entry.step for entry in live), default=0)
-    return Found(inventory=Inventory(live=live, snapshots=snapshots), newest_live_step=newest, spoilt=spoilt)
+    inventory = Inventory(live=live, snapshots=snapshots)
+    return Found(inventory=inventory, newest_live_step=newest, spoilt=spoilt, reports=reports)
 
 
 def assignments(
@@ -269,7 +274,7 @@ def vital_nodes(plan: Plan, copies: tuple[RankCopies, ...]) -> frozenset[str]:
     return computing.union(node for rank in copies for node, _ in rank.sent)
 
 
-_Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...]]
+_Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...], tuple[m.Stepped, ...]]
 
 
 def _inventories(
@@ -289,14 +294,15 @@ def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: flo
         if needed:
             raise
         log.info("state of an agent not counted", node=agent.node, why=str(error))
-        return (), ()
+        return (), (), ()
     spoilt = tuple(
         Fault(node=agent.node, name=name, step=step, key=key, problem=problem)
         for name, step, *row, problem in answer.spoilt
         for key in keys_from_rows((row,))
     )
     held = snapshots_from_rows(answer.snapshots)
-    return tuple(replace(one, mirror=True) if is_mirror(one.name) else one for one in held), spoilt
+    snapshots = tuple(replace(one, mirror=True) if is_mirror(one.name) else one for one in held)
+    return snapshots, spoilt, tuple(m.decode_as(m.Stepped, report) for report in answer.reports)
 
 
 def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float, gone: Gone) -> m.InventoryIs:

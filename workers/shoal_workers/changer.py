@@ -167,7 +167,12 @@ class Changer:
         needed = frozenset() if self.epoch is None else self.epoch.vital
         agents, patience_s = self._agents(needed), self._settings.inventory_timeout_s
         found = take_stock(self._job, self._spec, {}, agents, needed, self._record.history(), patience_s)
-        return self._saving.bring(found, agents)
+        return self._bring(found, agents)
+
+    def _bring(self, found: Found, agents: tuple[Contact, ...]) -> int | None:
+        step = self._saving.bring(found, agents)
+        self._record.unheard(found.reports, step or 0)
+        return step
 
     def change(self, decision: ChangePlan) -> None:
         """Raises Interrupted."""
@@ -211,7 +216,7 @@ class Changer:
         except (NoPlanFits, InvalidField) as error:
             self._no_plan(decision.use | decision.doomed, str(error))
             # While the job waits, nodes may go on vanishing.
-            self._saving.bring(stock(frozenset(), verified=True), agents)
+            self._bring(stock(frozenset(), verified=True), agents)
             return
         self._assign(number, plan, snapshot, found, pending, agents)
 
@@ -383,6 +388,7 @@ class Changer:
             marks=self._commits.marks.at(step, supply.marks),
             files=self._commits.marks.known_files(supply.files),
         )
+        self._record.unheard(found.reports, step)
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))
         self._record.keeper.wait_kept(1.0)

@@ -428,23 +428,24 @@ class EpochRun:
             # What older epochs left takes a while to go, so it goes when the recovery is over.
             threading.Thread(target=self._forget, name="forget", daemon=True).start()
         waited = report.exposure.waited_s.items()
-        self._say(
-            m.Stepped(
-                epoch=self.epoch,
-                step=report.step,
-                loss=report.loss,
-                grad_norm=report.grad_norm,
-                lr=report.lr,
-                tokens=report.tokens,
-                duration_s=report.duration_s,
-                samples=[list(samples) for samples in report.samples],
-                moved=[[link.value, count] for link, count in report.sent.items() if count],
-                exposed=[report.exposure.mean_share, report.exposure.most_share],
-                waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
-                stalled_s=report.exposure.stalled_s,
-                computed_s=report.compute_s,
-                skipped=report.skipped,
-                marks=self._marks(report.step),
-                files=self._files if report.step == self._order.step + 1 else [],
-            )
+        stepped = m.Stepped(
+            epoch=self.epoch,
+            step=report.step,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            lr=report.lr,
+            tokens=report.tokens,
+            duration_s=report.duration_s,
+            samples=[list(samples) for samples in report.samples],
+            moved=[[link.value, count] for link, count in report.sent.items() if count],
+            exposed=[report.exposure.mean_share, report.exposure.most_share],
+            waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
+            stalled_s=report.exposure.stalled_s,
+            computed_s=report.compute_s,
+            skipped=report.skipped,
+            marks=self._marks(report.step),
+            files=self._files if report.step == self._order.step + 1 else [],
         )
+        assert self._snapshots is not None
+        self._snapshots.done(stepped)
+        self._say(stepped)

@@ -65,11 +65,13 @@ class OpenSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginSnapshot:
-    """The rank is about to write the snapshot of this step; answered by SlotFree once nothing needs the old content."""
+    """The rank is about to write the snapshot of this step; answered by SlotFree once nothing needs the old content.
+    `reports` are what it said of steps, each as a Stepped, since it began one before."""
 
     job: str
     name: str
     step: int
+    reports: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +96,18 @@ class PutSnapshot:
     layout: list[Row]
     checksums: list[str]
     uri: str | None = None
+    reports: list[dict[str, Any]] = field(default_factory=list)  # those of BeginSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetInventory:
     """Answered by InventoryIs, with every shard of the job; `verified`: that passes its checksum now. Otherwise all are
-    told as they were sealed: whoever fetches one verifies it, and a change of plan does not wait for the others."""
+    told as they were sealed: whoever fetches one verifies it, and a change of plan does not wait for the others. Of
+    steps `after` this one the reports of ranks are wanted, too."""
 
     job: str
     verified: bool = True
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +284,7 @@ class InventoryIs:
 
     snapshots: list[Row]
     spoilt: list[Row]
+    reports: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

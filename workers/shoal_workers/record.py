@@ -36,6 +36,7 @@ from shoal_recovery.journal import (
     RoomShort,
     StateChanged,
     StepDone,
+    StepSkipped,
     StoreFailed,
     StoreRecovered,
 )
@@ -117,6 +118,18 @@ class JobRecord:
         self.present &= nodes
         self.had &= nodes
         return gone
+
+    def stepped(self, said: m.Stepped) -> None:
+        if said.skipped is not None:
+            self.append(StepSkipped(epoch=said.epoch, step=said.step, problem=said.skipped))
+        self.append(step_done(said))
+
+    def unheard(self, reports: Iterable[m.Stepped], step: int) -> None:
+        """State was found of a later step than anybody had reported: so were its `reports`, of the steps up to this
+        one."""
+        found = {one.step: one for one in reports if one.epoch == self.epoch and self.newest_step < one.step <= step}
+        for number in sorted(found):
+            self.stepped(found[number])
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""

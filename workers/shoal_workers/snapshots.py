@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,6 +73,7 @@ class AgentSnapshots:
         self._too_late = False
         self._sealing: threading.Thread | None = None
         self._num_writing = 0
+        self._reports: list[m.Stepped] = []  # of steps that no snapshot was begun after
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,13 +85,19 @@ class AgentSnapshots:
         with self._changed:
             return not self._num_writing
 
+    def done(self, said: m.Stepped) -> None:
+        """What this rank said of a step goes with the state after it, for whoever comes upon that and has not heard
+        it."""
+        self._reports.append(replace(said, marks=[], files=[]))
+
     def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         """Copies the owned state of `step` out, beside the caller: until the step is safe nobody may write it. The
         first step of an epoch is always due: nothing has been kept of it by this epoch's owners."""
         if step == self._begun_step or not (always or self._begun_step < 0 or self._is_due(step)):
             return
         self._begun_step = step
-        slots, self._problem = _begin(self._connection, self._snapshots, step)
+        slots, self._problem = _begin(self._connection, self._snapshots, step, self._reports)
+        self._reports.clear()
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
         with self._changed:
@@ -139,7 +146,7 @@ class AgentSnapshots:
             if self._copied_step != step:
                 if not self.at_rest:
                     return _TOO_LATE  # and a second copy into the same memory would not be better
-                slots, problem = _begin(connection, self._snapshots, step)
+                slots, problem = _begin(connection, self._snapshots, step, self._reports)
                 if problem := problem or self._copy_last(slots, live):
                     return problem
             return _seal(connection, self._snapshots, step, here=True)
@@ -191,11 +198,13 @@ def _opened(connection: Connection, slots: Slots, maps: SlotMaps) -> _Mapped:
     return _Mapped(job=slots.opened.job, name=answer.name, keys=slots.keys, slots=mapped)
 
 
-def _begin(connection: Connection, snapshots: Iterable[_Mapped], step: int) -> tuple[tuple[int, ...], str | None]:
+def _begin(
+    connection: Connection, snapshots: Iterable[_Mapped], step: int, reports: Iterable[m.Stepped]
+) -> tuple[tuple[int, ...], str | None]:
     """The slot into which each of them goes, and what is wrong."""
-    slots = []
+    slots, said = [], [m.encode(one) for one in reports]
     for one in snapshots:
-        request = m.BeginSnapshot(job=one.job, name=one.name, step=step)
+        request = m.BeginSnapshot(job=one.job, name=one.name, step=step, reports=said)
         try:
             answer = m.decode(connection.request(m.encode(request)))
         except (ConnectionClosed, m.ProtocolError) as error:

@@ -18,7 +18,7 @@ import structlog
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Pause, Rules, Save, Wait, decide
 from shoal_recovery.evidence import CutOff, may_be_cut_off
-from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined, StepSkipped
+from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined
 from shoal_workers import messages as m
 from shoal_workers.beginning import Beginning
 from shoal_workers.change import Interrupted, retire
@@ -33,7 +33,7 @@ from shoal_workers.nodes import Cluster
 from shoal_workers.pausing import BY_USER, Pausing
 from shoal_workers.pulse import Pulse
 from shoal_workers.reaching import Reaching
-from shoal_workers.record import JobRecord, step_done
+from shoal_workers.record import JobRecord
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.save_now import SaveNow
@@ -402,9 +402,8 @@ class Supervisor:
             return
         epoch.last_step, epoch.stepped_s = message.step, self._clock()
         self._roster.after_step = message.step
-        if message.skipped is not None:
-            self._record.append(StepSkipped(epoch=message.epoch, step=message.step, problem=message.skipped))
-        self._record.append(step_done(message))
+        if message.step > self._record.newest_step:  # else an agent has told of it
+            self._record.stepped(message)
         checked = epoch.timed(message)
         if checked is not None and epoch.number not in self._record.checked_epochs:
             self._record.append(checked)
