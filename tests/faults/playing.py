@@ -15,7 +15,15 @@ from faults.drills import Drill, Fault, Kind, Moment
 from faults.judging import Blow
 
 from shoal_planner.job import JobSpec
-from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, Entry, RecoveryDone, StateChanged, StepDone
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    Entry,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
 
 _TICK_S = 0.003
 _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all the same
@@ -234,7 +242,9 @@ class _Playing:
         known = len(self._ground.entries())
 
         def stepped() -> bool:
-            done = sum(isinstance(entry.event, StepDone) for entry in self._ground.entries()[known:])
+            done = 0
+            for event in (entry.event for entry in self._ground.entries()[known:]):  # what comes before a plan is told
+                done = 0 if isinstance(event, PlanAdopted) else done + isinstance(event, StepDone)
             return done >= 2 or self._step() == self._drill.train.steps  # its last checkpoint may wait for the store
 
         self._until(stepped, f"steps {when}")

@@ -28,7 +28,7 @@ from running import Running, lives
 from slowing import Slowed
 from waiting import eventually
 
-from shoal.errors import ShoalError
+from shoal.errors import Conflict, ShoalError
 from shoal.local_shoal import CLUSTER_ID, LocalOptions, LocalShoal
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_recovery.journal import (
@@ -311,7 +311,15 @@ class RayGround:
         node = self._picked(pick)
         if node is None:
             return None
-        self._running.client.preempt(node, notice_s=60)
+
+        def told() -> bool:
+            try:
+                self._running.client.preempt(node, notice_s=60)
+            except Conflict:  # the connector died and is not back yet
+                return False
+            return True
+
+        eventually(told, _THERE_S)
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._replace, node))
 
     def _drained(self, pick: int) -> Strike | None:

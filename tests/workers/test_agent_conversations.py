@@ -148,13 +148,14 @@ def test_what_was_said_of_a_step_is_kept_with_it_and_with_its_copy(tmp_path: Pat
                 first.ask(seal(step))
         for agent, last in ((first, 5), (second, 4)):
             for after in (0, 3, 5):
-                found = agent.ask(m.GetInventory(job="job", after=after)).reports
+                found = agent.ask(m.GetInventory(job="job", epoch=1, after=after)).reports
                 assert [report["step"] for report in found] == list(range(max(after + 1, 2), last + 1))
-        assert first.ask(m.GetInventory(job="other")).reports == []
+        assert first.ask(m.GetInventory(job="other", epoch=1)).reports == []
+        assert first.ask(m.GetInventory(job="job", epoch=2)).reports == []
     with running_agents(tmp_path, "n0") as (again,):
-        assert [report["step"] for report in again.ask(m.GetInventory(job="job", after=3)).reports] == [4, 5]
+        assert [report["step"] for report in again.ask(m.GetInventory(job="job", epoch=1, after=3)).reports] == [4, 5]
         again.ask(m.Retire(job="job", before_epoch=None))
-        assert again.ask(m.GetInventory(job="job")).reports == []
+        assert again.ask(m.GetInventory(job="job", epoch=1)).reports == []
 
 
 def test_retiring_closes_older_epochs(pair: tuple[RunningAgent, RunningAgent]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.journal import CheckpointCommitted, NodeLost, StepDone, StepSkipped
@@ -91,6 +93,8 @@ def test_steps_that_nobody_had_reported_are_written_down_once_and_up_to_what_is_
     record.stepped(stepped(2, 2))
     of_another = [stepped(1, step) for step in range(1, 9)]  # which went on from step 1, and does not count
     kept = [stepped(2, step, "not finite" if step == 4 else None) for step in (5, 4, 3, 2, 3)]
+    spoilt = dataclasses.replace(stepped(2, 3), samples=[[1]])
+    record.unheard([spoilt], 3)
     for _ in range(2):
         record.unheard([*of_another, *kept], 4)
     assert (record.done_step, record.newest_step) == (4, 4)

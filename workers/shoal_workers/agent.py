@@ -288,6 +288,7 @@ class Agent:
                 _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
                 stack.enter_context(self._shards.used(request.job, request.name))
                 self._shards.begin(request.job, request.name, request.step)
+                self._reports.add(request.job, request.reports)
             except (KeyError, ValueError, OSError) as error:
                 connection.skip(payload_bytes)  # or the copy would be read as the next request
                 return m.Done(problem=f"cannot keep a copy of {request.name}: {error}")
@@ -295,7 +296,6 @@ class Agent:
                 raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
             connection.read_into(self._shards.slot(request.job, request.name, request.step))
             self._shards.seal(request.job, request.name, request.step, request.checksums)
-            self._reports.add(request.job, request.reports)
             if request.uri is not None:
                 snapshot = self._shards.sealed(request.job, request.name, request.step)
                 content = self._shards.slot(request.job, request.name, request.step)
@@ -319,7 +319,7 @@ class Agent:
         known = {(one.name, one.step) for one in held}
         held += self._stored.snapshots(request.job, spoilt, known, verified=request.verified)
         rows = [[one.name, one.step, *key_rows(p.key for p in one.pieces)[0], problem] for one, problem in spoilt]
-        reports = self._reports.after(request.job, request.after)
+        reports = self._reports.after(request.job, request.epoch, request.after)
         return m.InventoryIs(snapshots=snapshot_rows(held), spoilt=rows, reports=reports)
 
     def _retire(self, request: m.Retire) -> None:

@@ -6,9 +6,10 @@ the next change begins with a higher epoch. Owns the order of these steps. Does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -141,7 +142,8 @@ def take_stock(
         and answer.layout_epoch in layouts
         and counts(answer.layout_epoch, answer.step, history.starts)
     )
-    question = m.GetInventory(job=job, after=history.done_step, verified=verified)
+    newest_epoch = max(history.plans, default=0)
+    question = m.GetInventory(job=job, verified=verified, epoch=newest_epoch, after=history.done_step)
     held = _inventories(question, agents, needed, timeout_s, gone)
 
     def counting(name: str, step: int) -> bool:
@@ -302,7 +304,16 @@ def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: flo
     )
     held = snapshots_from_rows(answer.snapshots)
     snapshots = tuple(replace(one, mirror=True) if is_mirror(one.name) else one for one in held)
-    return snapshots, spoilt, tuple(m.decode_as(m.Stepped, report) for report in answer.reports)
+    return snapshots, spoilt, tuple(_reported(answer.reports))
+
+
+def _reported(reports: Iterable[dict[str, Any]]) -> Iterator[m.Stepped]:
+    """Without those that say nothing: ranks wrote them, and no change of plan may fail for it."""
+    for report in reports:
+        try:
+            yield m.decode_as(m.Stepped, report)
+        except m.ProtocolError as error:
+            log.warning("report of a step cannot be read", error=str(error))
 
 
 def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float, gone: Gone) -> m.InventoryIs:

@@ -103,10 +103,11 @@ class PutSnapshot:
 class GetInventory:
     """Answered by InventoryIs, with every shard of the job; `verified`: that passes its checksum now. Otherwise all are
     told as they were sealed: whoever fetches one verifies it, and a change of plan does not wait for the others. Of
-    steps `after` this one the reports of ranks are wanted, too."""
+    steps of an `epoch` `after` this one the reports of ranks are wanted, too."""
 
     job: str
     verified: bool = True
+    epoch: int = 0
     after: int = 0
 
 

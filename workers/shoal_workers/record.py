@@ -8,6 +8,8 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
+import structlog
+
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
@@ -44,6 +46,8 @@ from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
 from shoal_workers.change import History
 from shoal_workers.keeper import Keeper
+
+log = structlog.get_logger()
 
 _RECENT_STEPS = 50
 
@@ -129,7 +133,10 @@ class JobRecord:
         one."""
         found = {one.step: one for one in reports if one.epoch == self.epoch and self.newest_step < one.step <= step}
         for number in sorted(found):
-            self.stepped(found[number])
+            try:
+                self.stepped(found[number])
+            except (TypeError, ValueError, IndexError) as error:  # a rank, which runs code of users, wrote it
+                log.warning("report of a step cannot be read", step=number, error=str(error))
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,7 @@ class _Mapped:
     slots: tuple[list[torch.Tensor], ...]
 
 
+_MOST_REPORTS = 1024
 _LOOK_S = 0.02  # whether somebody has answered meanwhile
 
 
@@ -73,7 +75,7 @@ class AgentSnapshots:
         self._too_late = False
         self._sealing: threading.Thread | None = None
         self._num_writing = 0
-        self._reports: list[m.Stepped] = []  # of steps that no snapshot was begun after
+        self._reports: deque[m.Stepped] = deque(maxlen=_MOST_REPORTS)  # of steps that no snapshot was begun after
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,9 +99,9 @@ class AgentSnapshots:
             return
         self._begun_step = step
         slots, self._problem = _begin(self._connection, self._snapshots, step, self._reports)
-        self._reports.clear()
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
+        self._reports.clear()
         with self._changed:
             self._num_writing += 1
         finish = self._copy(slots, live)

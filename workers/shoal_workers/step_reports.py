@@ -8,7 +8,9 @@ with the job's folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,12 +18,17 @@ from typing import Any
 
 import structlog
 
+from shoal_recovery.crc import checksum
+
 log = structlog.get_logger()
 
 Report = dict[str, Any]  # the wire form of a Stepped
 
-_MOST = 1024  # steps; a cut-off epoch ends itself long before it has done more
+_MOST = 4096  # steps; so many does a rank know, too, by the time that it can tell them
 _FILE = "steps.jsonl"
+_LEAST_FREE_BYTES = 2**23  # snapshots come first: a seal that finds no room would end an epoch
+
+_Key = tuple[int, int]  # epoch and step
 
 
 class StepReports:
@@ -30,68 +37,80 @@ class StepReports:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._known: dict[str, dict[tuple[int, int], Report]] = {}  # by epoch and step, the oldest first
+        self._known: dict[str, dict[_Key, str]] = {}  # by job, the oldest first
 
     def add(self, job: str, reports: Iterable[Report]) -> None:
         """What is known already is left out. What finds no room in memory would be lost with this process."""
         with self._lock:
             known = self._of(job)
-            fresh = {key: report for key, report in _keyed(reports) if key not in known}
-            known.update(fresh)
+            fresh = {key: json.dumps(report) for key, report in _keyed(reports) if key not in known}
             if not fresh:
                 return
+            known.update(fresh)
+            pruned = list(known)[:-_MOST] if len(known) > 2 * _MOST else ()
+            for key in pruned:
+                del known[key]
             try:
-                self._write(job, known, fresh)
+                self._write(job, known if pruned else fresh, anew=bool(pruned))
             except OSError as error:
                 log.warning("reports of steps not kept", job=job, error=str(error))
 
-    def after(self, job: str, step: int) -> list[Report]:
-        """Of later steps than this one, of every epoch."""
+    def after(self, job: str, epoch: int, step: int) -> list[Report]:
+        """Of later steps of this epoch than this one."""
         with self._lock:
-            return [report for (_, done), report in self._of(job).items() if done > step]
+            return [json.loads(text) for key, text in self._of(job).items() if key[0] == epoch and key[1] > step]
 
     def forget(self, job: str) -> None:
         with self._lock:
             self._known.pop(job, None)
-            self._path(job).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path(job).unlink()
 
-    def _of(self, job: str) -> dict[tuple[int, int], Report]:
+    def _of(self, job: str) -> dict[_Key, str]:
         if job not in self._known:
             try:
-                lines = self._path(job).read_text(encoding="utf-8").splitlines()
+                lines = self._path(job).read_text(encoding="utf-8", errors="replace").splitlines()
             except OSError:
                 lines = []
-            self._known[job] = dict(_keyed(_read(lines)))
+            self._known[job] = {key: json.dumps(report) for key, report in _keyed(_read(lines))}
         return self._known[job]
 
-    def _write(self, job: str, known: dict[tuple[int, int], Report], fresh: dict[tuple[int, int], Report]) -> None:
+    def _write(self, job: str, reports: dict[_Key, str], *, anew: bool) -> None:
         path = self._path(job)
+        if shutil.disk_usage(self._folder).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, "what is free is for snapshots")
         path.parent.mkdir(exist_ok=True)
-        if len(known) <= 2 * _MOST:
+        if not anew:
             with path.open("a", encoding="utf-8") as file:
-                file.write(_lines(fresh.values()))
+                file.write(_lines(reports.values()))
             return
-        for key in list(known)[:-_MOST]:
-            del known[key]
         scratch = path.with_name(f"{_FILE}.new")
-        scratch.write_text(_lines(known.values()), encoding="utf-8")
+        scratch.write_text(_lines(reports.values()), encoding="utf-8")
         scratch.replace(path)
 
     def _path(self, job: str) -> Path:
         return self._folder / job / _FILE
 
 
-def _keyed(reports: Iterable[Report]) -> Iterator[tuple[tuple[int, int], Report]]:
-    return (((report["epoch"], report["step"]), report) for report in reports)
+def _keyed(reports: Iterable[Report]) -> Iterator[tuple[_Key, Report]]:
+    """Without what says nothing: ranks, which run code of users, wrote it."""
+    for report in reports:
+        key = (report.get("epoch"), report.get("step")) if isinstance(report, dict) else ()
+        match key:
+            case (int(epoch), int(step)):
+                yield (epoch, step), report
+            case _:
+                log.warning("report of a step without its epoch or step")
 
 
-def _lines(reports: Iterable[Report]) -> str:
-    """Each on a line of its own even if the file ends in the middle of one."""
-    return "".join(f"\n{json.dumps(report)}" for report in reports)
+def _lines(texts: Iterable[str]) -> str:
+    """Each behind its checksum, on a line of its own even if the file ends in the middle of one."""
+    return "".join(f"\n{checksum(text.encode())} {text}" for text in texts)
 
 
 def _read(lines: Iterable[str]) -> Iterator[Report]:
-    """Without a line in whose middle an agent died."""
+    """Without a line in whose middle an agent died, or that is not as it was written."""
     for line in lines:
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
+        found, _, text = line.partition(" ")
+        if found and found == checksum(text.encode()):
+            yield json.loads(text)
