@@ -521,7 +521,7 @@ def test_steps_that_nobody_heard_of_are_told_by_the_nodes_that_have_them(cluster
         first.reaches(5)
         first.vanish()
         heard, kept = first.step, cluster.memory_of(min(first.devices()))
-        eventually(lambda: StepReports(kept).after("unheard", 1, heard + 3), WAIT_S)
+        eventually(lambda: StepReports(kept).after("unheard", first.epoch.epoch, heard + 3), WAIT_S)
         cluster.kill_node(*SHAPES, wipe=False)
         for name in SHAPES:
             cluster.bring_back(name)

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,19 +94,20 @@ class RayGround:
         eventually(lambda: {node["id"] for node in self._running.client.nodes()} >= NODES, _THERE_S)
         self._entries, self._job = [], job
         self._job_id = self._running.submit(job_to_mapping(job))
-        arguments = self._job_id, self._entries
+        self._over = threading.Event()
+        arguments = self._job_id, self._entries, self._over
         threading.Thread(target=self._follow, args=arguments, name="follow", daemon=True).start()
         return self._job_id
 
-    def _follow(self, job_id: str, entries: list[Entry]) -> None:
+    def _follow(self, job_id: str, entries: list[Entry], over: threading.Event) -> None:
         """To ask again and again would keep the control plane busy for a quarter of a core."""
-        ended, add = False, entries.append
-        while not ended and job_id == self._job_id:
+        add = entries.append
+        while not over.is_set():
             with contextlib.suppress(ShoalError, OSError, RuntimeError):  # RuntimeError: the ground was closed
                 for event in self._running.client.events(job_id, after=len(entries), follow=True):
                     add(entry_from_mapping(_without(event, "at")))
-                ended = True
-            time.sleep(_AGAIN_S)
+                over.set()
+            over.wait(_AGAIN_S)
 
     def entries(self) -> Sequence[Entry]:
         """While the control plane is down, what was known before."""
@@ -129,7 +129,7 @@ class RayGround:
         if client.get(self._job_id)["status"]["state"] not in ENDED:
             client.cancel(self._job_id)
         client.wait(self._job_id, timeout_s=_END_S)
-        self._job_id = ""
+        self._over.set()
 
     # --- moments ---
 

@@ -38,6 +38,7 @@ class StepReports:
         self._folder = folder
         self._lock = threading.Lock()
         self._known: dict[str, dict[_Key, str]] = {}  # by job, the oldest first
+        self._without_room: set[str] = set()  # jobs of which that was said
 
     def add(self, job: str, reports: Iterable[Report]) -> None:
         """What is known already is left out. What finds no room in memory would be lost with this process."""
@@ -53,7 +54,9 @@ class StepReports:
             try:
                 self._write(job, known if pruned else fresh, anew=bool(pruned))
             except OSError as error:
-                log.warning("reports of steps not kept", job=job, error=str(error))
+                if job not in self._without_room:  # or it would be said at each step
+                    self._without_room.add(job)
+                    log.warning("reports of steps not kept", job=job, error=str(error))
 
     def after(self, job: str, epoch: int, step: int) -> list[Report]:
         """Of later steps of this epoch than this one."""
@@ -63,6 +66,7 @@ class StepReports:
     def forget(self, job: str) -> None:
         with self._lock:
             self._known.pop(job, None)
+            self._without_room.discard(job)
             with contextlib.suppress(OSError):
                 self._path(job).unlink()
 
