@@ -5,9 +5,9 @@ Usage: python -m benchmarks.planner_campaigns [--json] [--only NAME,NAME] [--fir
 `oracle` and `units` compare the search with brute force; `monotone` (up to 8 devices, strictly), `overlapping` (the
 same where exchanges may overlap) and `larger` (9 to 64, within one per cent) make each cluster better and want no
 worse plan; `slow` adds a device of a tenth of the speed; `memory` and, where there is little of it, `tight` recount
-what plans need; `model` checks that the model rewards better clusters. Of ten searches of `memory` nine end as those of
-users do, after the seconds that a job waits for a plan. The judgements are those of tests/planner/campaign.py, which
-repeats a seed by itself.
+what plans need; `model` checks that the model rewards better clusters. Searches of `memory` end after a tenth of a
+second to ten, as those of users may; one of forty goes on to its end. The judgements are those of
+tests/planner/campaign.py, which repeats a seed by itself.
 
 All of it is hours of processor time. What is done is noted in the state's file, a line for each part, and is not done
 again for the same planner; the file is kept with the sources, so that a campaign goes on on another machine. `--first`

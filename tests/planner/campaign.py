@@ -28,7 +28,16 @@ from typing import Any
 
 import recount
 from oracle import best_plan, draw_countable, num_copies
-from random_clusters import CHANGES, Instance, draw_any, draw_large, draw_small, slow_device, with_more_aspects
+from random_clusters import (
+    CHANGES,
+    Instance,
+    draw_any,
+    draw_large,
+    draw_small,
+    log_uniform,
+    slow_device,
+    with_more_aspects,
+)
 from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
@@ -41,8 +50,8 @@ from shoal_planner.search import PlanResult, plan
 
 # Far above what any of these searches takes: an answer that hangs on the clock would be no answer.
 TIME_LIMIT_S = 600.0
-# As long as a job at its submission waits for a plan: what is cut short then is a plan that users get, too.
-USERS_LIMIT_S, WHOLE_EVERY = 10.0, 10
+# A job at its submission waits as long at most for a plan: what is cut short until then is a plan that users get, too.
+LEAST_LIMIT_S, USERS_LIMIT_S, WHOLE_EVERY = 0.1, 10.0, 40
 STRICT = 1e-9
 LARGER = 0.01
 # Of these, so many plans are brute-forced at most.
@@ -159,12 +168,14 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
 
 def judge_memory(seed: int, most_devices: int = 64) -> Tally:
     """Any number of devices: the plan passes `score` and a recount of the memory of each device and host. One search of
-    so many is whole, however long it takes; every other one is of a job with any schedule, on nodes of any kind."""
+    so many is whole, however long it takes, and the others end wherever a limit of seconds finds them; every other one
+    is of a job with any schedule, on nodes of any kind."""
     instance = draw_any(seed, most_devices)
     if seed % 2:
         instance = with_more_aspects(instance)
     tally = Tally(seed=seed, num_checked=1)
-    found = tally.plan(instance, limit_s=USERS_LIMIT_S if seed % WHOLE_EVERY else TIME_LIMIT_S)
+    users_s = log_uniform(random.Random(f"limit {seed}"), LEAST_LIMIT_S, USERS_LIMIT_S)
+    found = tally.plan(instance, limit_s=users_s if seed % WHOLE_EVERY else TIME_LIMIT_S)
     if found is not None:
         _judge_plan(tally, instance, found)
     return tally
@@ -239,8 +250,9 @@ def judge_overlapping(seed: int, most_devices: int = 8, changes: int = len(CHANG
 
 
 def judge_larger(seed: int, most_devices: int = 64, changes: int = len(CHANGES)) -> Tally:
-    """9 to 64 devices: no change for the better costs more than a hundredth."""
-    return _judge_changes(seed, draw_large(seed, 9, most_devices), changes, LARGER)
+    """9 to 64 devices, as many clusters of 9 to 24 as of 24 to 64: no change for the better costs more than a
+    hundredth."""
+    return _judge_changes(seed, draw_any(seed, most_devices, 9), changes, LARGER)
 
 
 def _judge_changes(seed: int, instance: Instance, changes: int, tolerance: float) -> Tally:
@@ -256,7 +268,7 @@ def _judge_changes(seed: int, instance: Instance, changes: int, tolerance: float
 
 def judge_slow(seed: int, most_devices: int = 64) -> Tally:
     """A device of a tenth of the speed never makes the plan slower; two of three clusters are small."""
-    instance = draw_large(seed, 9, most_devices) if seed % 3 == 0 else draw_small(seed)
+    instance = draw_any(seed, most_devices, 9) if seed % 3 == 0 else draw_small(seed)
     tally = Tally(seed=seed)
     what, cluster = slow_device(instance)
     _no_worse(tally, f"slow: {what}", instance, cluster, tally.plan(instance), STRICT)

@@ -59,10 +59,10 @@ def draw_large(seed: int, least_devices: int = 1, most_devices: int = 64) -> Ins
     return Instance(kind="large", seed=seed, job=job, cluster=_cluster(rng, job, devices))
 
 
-def draw_any(seed: int, most_devices: int) -> Instance:
+def draw_any(seed: int, most_devices: int, least_devices: int = 1) -> Instance:
     """Models and numbers of devices of every order: as many clusters of 1 to 8 devices as of 8 to 64."""
     rng = random.Random(f"any {most_devices} {seed}")
-    devices = min(most_devices, int(math.exp(rng.uniform(0, math.log(most_devices + 1)))))
+    devices = min(most_devices, int(math.exp(rng.uniform(math.log(least_devices), math.log(most_devices + 1)))))
     batch = rng.choice((rng.randint(1, 32), 32, 64, 96, 128, 256))
     job = _job(rng, layers=rng.randint(1, 48), batch=batch, wide=rng.random() < 0.5)
     return Instance(kind="any", seed=seed, job=job, cluster=_cluster(rng, job, devices))
