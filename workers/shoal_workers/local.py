@@ -33,6 +33,7 @@ from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
 from shoal_workers import allocator
 from shoal_workers.cluster_ray import NAMESPACE, figures_of, labels_of
 from shoal_workers.connector import start_connector
+from shoal_workers.nurseries import WORKER, Nurseries
 
 # With Ray's defaults a dead raylet is noticed after 13 s, and new actors are placed on it meanwhile.
 _SYSTEM_CONFIG = {
@@ -84,11 +85,14 @@ class LocalCluster:
         shutil.rmtree(head_dir, ignore_errors=True)
         self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
+        self._nurseries = Nurseries()
+        os.environ.update(self._nurseries.environment)
         _without_dashboard()
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": 1,
+                "worker_path": WORKER,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
                 "include_log_monitor": False,  # agents bring home what is printed
@@ -118,6 +122,7 @@ class LocalCluster:
             object_store_memory=_OBJECT_STORE_BYTES,
             labels=labels_of(node),
             runtime_env_agent_port=port,
+            worker_path=WORKER,
             env_vars={"RAY_OVERRIDE_NODE_ID_FOR_TESTING": incarnation},
         )
         for process in self._processes(self._raylets[node.id]):
@@ -166,6 +171,7 @@ class LocalCluster:
                     process.kill()
         ray.shutdown()
         self._cluster.shutdown()
+        self._nurseries.close()
         shutil.rmtree(self._memory_dir, ignore_errors=True)
 
     def _processes(self, raylet: Any) -> list[psutil.Process]:
@@ -176,7 +182,7 @@ class LocalCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 found += [process, *process.children(recursive=True)]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, *self._nurseries.processes(_raylet_pid(raylet))]))
 
 
 def _without_dashboard() -> None:
