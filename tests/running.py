@@ -186,9 +186,8 @@ class Running:
 
     def rank_of(self, node: str) -> psutil.Process:
         """The rank process of a node with one device."""
-        raylet = self.shoal.pids(node)["raylet"]
-        ranks = self.processes("ray::RankActor").values()
-        return next(process for process in ranks if process.ppid() == raylet)
+        ranks, there = self.processes("ray::RankActor"), self.shoal.pids(node)["all"]
+        return next(process for pid, process in ranks.items() if pid in there)
 
     def stop(self, process: psutil.Process) -> None:
         process.suspend()

@@ -262,8 +262,8 @@ def test_the_quick_start_of_ray_train_finishes_after_the_loss_of_a_node(
     job_id = running.submit(script_job(name="quick start", script=script))
     started = running.until_event(job_id, "workers_started")
     victim = next(node for node in started["nodes"] if node != "big-0")
-    raylet = running.shoal.pids(victim)["raylet"]
-    held = [each for each in running.processes("ray::RayTrainWorker").values() if each.ppid() == raylet]
+    there = running.shoal.pids(victim)["all"]
+    held = [each for pid, each in running.processes("ray::RayTrainWorker").items() if pid in there]
     assert held
     for process in held:
         running.stop(process)

@@ -195,13 +195,9 @@ class RayGround:
         return () if first is None else tuple((there[begin:] + there[:begin])[:count])
 
     def _of_node(self, titles: Iterable[str], node: str) -> list[psutil.Process]:
-        raylet = self._shoal.pids(node)["raylet"]
-        found = []
-        for process in (process for title in titles for process in self._running.processes(title).values()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.ppid() == raylet:
-                    found.append(process)
-        return found
+        there = self._shoal.pids(node)["all"]
+        found = (self._running.processes(title) for title in titles)
+        return [process for each in found for pid, process in each.items() if pid in there]
 
     def _all_of(self, node: str) -> list[psutil.Process]:
         """The raylet first, or it would start others meanwhile."""

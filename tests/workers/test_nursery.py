@@ -20,6 +20,8 @@ from shoal_workers.nurseries import WORKER, Nurseries
 _PROGRAM = """
 import json, os, sys, time
 told = {"argv": sys.argv[1:], "folder": os.getcwd(), "pid": os.getpid(), "parent": os.getppid()}
+told |= {"group": os.getpgid(0), "drawn": __import__("numpy").random.random()}
+told |= {"files": sorted(os.listdir("/proc/self/fd"), key=int), "score": open("/proc/self/oom_score_adj").read()}
 told |= {"loaded": "torch" in sys.modules, "name": __name__, "mine": os.environ.get("MINE"), "path": sys.path[0]}
 print(json.dumps(told), flush=True)
 if sys.argv[1] == "wait":
@@ -29,8 +31,8 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture(scope="module")
-def nurseries() -> Iterator[Nurseries]:
-    found = Nurseries()
+def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nurseries]:
+    found = Nurseries(tmp_path_factory.mktemp("nursery"))
     yield found
     found.close()
 
@@ -53,7 +55,8 @@ class Worker:
         program.write_text(_PROGRAM)
         told = json.loads(nurseries.environment["SHOAL_NURSERY"]) | {"worker": str(program)}
         environment = {**os.environ, "SHOAL_NURSERY": json.dumps(told), "RAY_RAYLET_PID": str(raylet.pid), **more}
-        command = [sys.executable, WORKER, word, "--node=here"]
+        start = 'echo 500 > /proc/self/oom_score_adj && exec "$@"'  # as raylets do with all that they start
+        command = ["sh", "-c", start, "-", sys.executable, WORKER, word, "--node=here"]
         self.process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.told = json.loads(self.process.stdout.readline())
@@ -72,13 +75,19 @@ def test_it_is_as_if_it_had_been_started_by_itself(
 ) -> None:
     worker = Worker(nurseries, raylet, tmp_path, "3", MINE="yes")
     assert worker.forked and worker.told["loaded"]
-    assert psutil.Process(worker.told["parent"]).num_threads() == 1, "a fork copies no threads"
+    for nursery in psutil.Process(worker.told["pid"]).parents()[:2]:
+        assert nursery.num_threads() == 1, "a fork copies no threads"
+    assert worker.told["score"].strip() == "500"
+    assert worker.told["group"] == worker.told["pid"], "what it starts would outlive it"
     assert worker.told["argv"] == ["3", "--node=here"]
     assert (worker.told["folder"], worker.told["path"]) == (str(tmp_path), str(tmp_path))
     assert (worker.told["name"], worker.told["mine"]) == ("__main__", "yes")
     assert worker.end() == 3
     other = Worker(nurseries, raylet, tmp_path, "0")
     assert other.told["mine"] is None, "it has what another one was given"
+    assert other.told["drawn"] != worker.told["drawn"]
+    for each in (worker, other):
+        assert each.told["files"][:-1] == ["0", "1", "2"], "it has files of others"  # the last one is of the listing
     assert other.told["parent"] == worker.told["parent"], "what was loaded was not used again"
     assert other.end() == 0
 
@@ -122,7 +131,9 @@ def test_it_ends_with_its_raylet(nurseries: Nurseries, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"PYTHONPATH": "/elsewhere"}, {"RAY_RAYLET_PID": "999999999"}], ids=["other modules", "no such raylet"]
+    "more",
+    [{"PYTHONPATH": "/elsewhere"}, {"OMP_NUM_THREADS": "7"}, {"RAY_RAYLET_PID": "999999999"}],
+    ids=["other modules", "other threads", "no such raylet"],
 )
 def test_what_cannot_be_forked_runs_all_the_same(
     more: dict[str, str], nurseries: Nurseries, raylet: subprocess.Popen[bytes], tmp_path: Path
@@ -134,7 +145,7 @@ def test_what_cannot_be_forked_runs_all_the_same(
 
 
 def test_without_a_nursery_workers_run_by_themselves(raylet: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    nurseries = Nurseries()
+    nurseries = Nurseries(tmp_path)
     nurseries.close()
     worker = Worker(nurseries, raylet, tmp_path, "5")
     assert not worker.forked

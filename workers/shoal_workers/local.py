@@ -85,7 +85,7 @@ class LocalCluster:
         shutil.rmtree(head_dir, ignore_errors=True)
         self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
-        self._nurseries = Nurseries()
+        self._nurseries = Nurseries(memory_dir)
         os.environ.update(self._nurseries.environment)
         _without_dashboard()
         self._cluster = Cluster(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import ray._private.workers
 
-from shoal_workers.nursery import title_of
+from shoal_workers.nursery import AT_START, name_of
 
 # What raylets are to start in place of Ray's own.
 WORKER = str(Path(__file__).with_name("forked_worker.py"))
@@ -23,27 +21,29 @@ _BACKLOG = 64
 
 
 class Nurseries:
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))  # the path of a socket must be short
-        path = str(self._folder / "workers")
+    """`folder` may be kept by nobody; its path must be short, as a socket's is."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = str(folder / "nursery")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(_BACKLOG)  # by now, so that a worker that comes before the first nursery waits for it
             command = [sys.executable, "-m", "shoal_workers.nursery"]
             self._first = subprocess.Popen(command, stdin=listener.fileno(), stdout=subprocess.DEVNULL)
         # What the environment of raylets must have.
-        self.environment = {"SHOAL_NURSERY": json.dumps({"socket": path, "worker": _RAYS_WORKER})}
+        told = {"socket": path, "worker": _RAYS_WORKER, "at_start": AT_START}
+        self.environment = {"SHOAL_NURSERY": json.dumps(told)}
 
     def processes(self, raylet: int) -> list[psutil.Process]:
         """What was forked for this raylet, and what forked it."""
         found: list[psutil.Process] = []
         for nursery in psutil.Process(self._first.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if nursery.cmdline()[:1] == [title_of(raylet)]:
+                if nursery.name() == name_of(raylet):
                     found += [nursery, *nursery.children(recursive=True)]
         return found
 
     def close(self) -> None:
         self._first.kill()
         self._first.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
