@@ -197,8 +197,9 @@ def name_of(raylet: int) -> str:
 
 
 def _at_start(given: Mapping[str, str]) -> dict[str, str]:
-    """But for what is Ray's."""
-    return {name: given[name] for name in given if name.startswith(AT_START) and not name.startswith(_OF_RAY)}
+    """But for what is Ray's, and what Ray's driver adds, which is read at each call."""
+    names = (name for name in given if name.startswith(AT_START) and not name.startswith(_OF_RAY))
+    return {name: given[name] for name in names if name != "PYTHONBREAKPOINT"}
 
 
 def _fork(begin: Callable[[], None], closed: Iterable[Any]) -> int:
