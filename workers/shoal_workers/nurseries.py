@@ -21,7 +21,7 @@ _BACKLOG = 64
 
 
 class Nurseries:
-    """`folder` may be kept by nobody; its path must be short, as a socket's is."""
+    """`folder` is where their socket goes, whose path must be short; whoever owns it deletes it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
