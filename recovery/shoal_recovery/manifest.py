@@ -11,7 +11,8 @@
      "objects": ["job_.../shards/...", ...],
      "columns": ["object", "parameter", "kind", "first", "last", "offset", "num_bytes", "checksum"],
      "pieces": [[0, "layers.0.attention.o.weight", "master", 0, 32768, 0, 131072, "crc32:0a1b2c3d"], ...],
-     "checksum": "crc32:9f8e7d6c"}                     of all text before this field's comma; a reader may go without
+     "checksum": "crc32:9f8e7d6c"}                     of all text before this field's comma; a reader may go without.
+                                                       It ends every version, or one bit could make another of this
 
 A row says: elements [first, last) of the flattened (row-major) parameter, of that kind, are the `num_bytes` bytes at
 `offset` of objects[object], which is a safetensors file whose tensors are its rows. This file owns that form, both
@@ -136,8 +137,10 @@ def _document(text: str | bytes) -> _Document:
         value = json.loads(text)
     except ValueError as error:
         raise InvalidField("manifest", text[:40], f"is not JSON ({error})") from error
-    if isinstance(value, Mapping) and value.get("version") != VERSION:
-        raise InvalidField("version", value.get("version"), f"only version {VERSION} can be read")
+    if isinstance(value, Mapping) and (told := value.get("version")) != VERSION:
+        if value.get("checksum") != checksum(_body(text)):
+            raise InvalidField("checksum", value.get("checksum"), f"is not that of the text, which says version {told}")
+        raise InvalidField("version", told, f"only version {VERSION} can be read")
     document = read(_Document, value)
     if document.columns != _COLUMNS:
         raise InvalidField("columns", list(document.columns), f"must be {', '.join(_COLUMNS)}")
@@ -146,9 +149,13 @@ def _document(text: str | bytes) -> _Document:
 
 def _verify(document: _Document, text: str | bytes) -> None:
     """After everything else: what is wrong by itself is said more plainly."""
-    body, _, _ = (text.encode("utf-8") if isinstance(text, str) else text).rpartition(_SEAL.encode("ascii"))
-    if document.checksum and document.checksum != checksum(body):
-        raise InvalidField("checksum", document.checksum, f"is not that of the text, {checksum(body)}")
+    if document.checksum and document.checksum != (right := checksum(_body(text))):
+        raise InvalidField("checksum", document.checksum, f"is not that of the text, {right}")
+
+
+def _body(text: str | bytes) -> bytes:
+    """What the checksum at the end is of."""
+    return (text.encode("utf-8") if isinstance(text, str) else bytes(text)).rpartition(_SEAL.encode("ascii"))[0]
 
 
 def check_whole(manifest: Manifest, model: ModelSpec) -> None:

@@ -517,6 +517,7 @@ def test_a_supervisor_that_comes_after_a_death_finds_it_out(cluster: ProcessClus
 def test_steps_that_nobody_heard_of_are_told_by_the_nodes_that_have_them(cluster: ProcessCluster, text: str) -> None:
     """Done while nobody watched, by ranks that are all dead by the time somebody does."""
     spec = tiny_job(text, steps=300, min_devices=3)
+    spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, eval_every=2, eval_batches=1))
     with supervised(cluster, "unheard", spec) as first:
         first.reaches(5)
         first.vanish()
@@ -530,6 +531,7 @@ def test_steps_that_nobody_heard_of_are_told_by_the_nodes_that_have_them(cluster
         assert done.step > heard + 1
         second.succeeds()
         assert_same_training(second, spec)
+        assert [said.step for said in second.events(EvaluationDone)] == list(range(2, spec.train.steps + 1, 2))
 
 
 def test_a_job_that_no_plan_fits_waits_and_says_why(cluster: ProcessCluster, text: str) -> None:

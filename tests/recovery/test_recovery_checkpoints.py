@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -212,10 +211,25 @@ def test_what_belongs_to_a_manifest_that_cannot_be_read_is_no_orphan_and_it_make
 def test_a_manifest_of_a_later_version_is_neither_read_nor_removed(store: Store) -> None:
     commit(store, _upload(store, 5), MODEL)
     name = manifest_name(JOB, 5)
-    store.put(name, json.dumps({**json.loads(bytes(store.read(name))), "version": 99}).encode())
+    body = (
+        bytes(store.read(name))
+        .replace(b'"version":1,', b'"version":99,"of a later one":[],')
+        .rpartition(b',"checksum"')[0]
+    )
+    store.put(name, body + f',"checksum":"{checksum(body)}"}}\n'.encode())
     with pytest.raises(StoreError, match=r"is of another version: .*only version 1 can be read"):
         remove_unreadable(store, JOB, 5)
     assert list_manifests(store, JOB) == (5,)
+
+
+def test_a_bit_of_the_version_makes_no_later_one(store: Store) -> None:
+    commit(store, _upload(store, 5), MODEL)
+    name = manifest_name(JOB, 5)
+    store.put(name, bytes(store.read(name)).replace(b'"version":1,', b'"version":9,'))
+    with pytest.raises(ManifestUnreadable, match="is not that of the text, which says version 9"):
+        load_manifest(store, JOB, 5)
+    remove_unreadable(store, JOB, 5)
+    assert list_manifests(store, JOB) == ()
 
 
 @pytest.mark.parametrize("text", [b"{}", b'{"version": null}', b'{"version": "2"}', b'{"version": 0}'])

@@ -101,7 +101,7 @@ def _row(index: int, value: object) -> Any:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda document: document.update(version=2), "only version 1"),
+        (lambda document: document.update(version=2), "which says version 2"),
         (lambda document: document.update(format="other"), "format"),
         (lambda document: document.update(element_type="bfloat16"), "element_type"),
         (lambda document: document.update(stepp=1), "did you mean 'step'"),

@@ -150,3 +150,14 @@ def test_without_a_nursery_workers_run_by_themselves(raylet: subprocess.Popen[by
     worker = Worker(nurseries, raylet, tmp_path, "5")
     assert not worker.forked
     assert worker.end() == 5
+
+
+def test_where_a_cluster_was_killed_the_next_one_has_its_own(raylet: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    Nurseries(tmp_path / "kept").close()
+    second = Nurseries(tmp_path / "kept")
+    try:
+        worker = Worker(second, raylet, tmp_path, "0")
+        assert worker.forked
+        assert worker.end() == 0
+    finally:
+        second.close()

@@ -6,7 +6,7 @@ import dataclasses
 
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.journal import CheckpointCommitted, NodeLost, StepDone, StepSkipped
+from shoal_recovery.journal import CheckpointCommitted, EvaluationDone, NodeLost, PlanAdopted, StepDone, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord, plan_adopted
@@ -101,3 +101,28 @@ def test_steps_that_nobody_had_reported_are_written_down_once_and_up_to_what_is_
     events = [entry.event for entry in keeper.entries_after(0, 0.0)]
     assert [(one.epoch, one.step) for one in events if isinstance(one, StepDone)] == [(1, 1), (2, 2), (2, 3), (2, 4)]
     assert [one.step for one in events if isinstance(one, StepSkipped)] == [4]
+
+
+def test_evaluations_that_nobody_had_heard_of_are_written_down_once_behind_their_steps() -> None:
+    keeper = Keeper("job", lambda: 0.0)
+    record = JobRecord(keeper, lambda: 0.0)
+    record.append(plan_adopted(1, PLAN, 0, CLUSTER))
+    for step in (1, 2):
+        record.stepped(stepped(1, step))
+    record.append(evaluated(1, 1))
+    of_another = evaluated(2, 2)
+    for _ in range(2):
+        record.unheard([evaluated(1, 5), *(evaluated(1, step) for step in (3, 2, 1)), of_another, stepped(1, 3)], 4)
+    said = [entry.event for entry in keeper.entries_after(0, 0.0) if not isinstance(entry.event, PlanAdopted)]
+    assert [(type(one), one.step) for one in said] == [
+        (StepDone, 1),
+        (StepDone, 2),
+        (EvaluationDone, 1),
+        (EvaluationDone, 2),
+        (StepDone, 3),
+        (EvaluationDone, 3),
+    ]
+
+
+def evaluated(epoch: int, step: int) -> EvaluationDone:
+    return EvaluationDone(epoch=epoch, step=step, loss=1.0, tokens=64, duration_s=0.1)

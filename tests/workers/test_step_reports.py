@@ -60,6 +60,14 @@ def test_only_those_of_an_epoch_are_told(tmp_path: Path) -> None:
     assert reports.after("job", 2, 0) == [{**report(2), "epoch": 2}]
 
 
+def test_of_evaluations_that_after_the_step_itself_is_told_too(tmp_path: Path) -> None:
+    reports = StepReports(tmp_path)
+    evaluations = [{**report(step), "kind": "EvaluationDone"} for step in (1, 2, 3)]
+    reports.add("job", [report(1), evaluations[0], report(2), evaluations[1], report(3), evaluations[2]])
+    for found in (reports, StepReports(tmp_path)):
+        assert found.after("job", 1, 2) == [evaluations[1], report(3), evaluations[2]]
+
+
 def test_what_cannot_be_written_is_still_told(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("a file where the folder of the job should be")
     reports = StepReports(tmp_path)

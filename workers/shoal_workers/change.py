@@ -83,12 +83,12 @@ class EpochBehind(Interrupted):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """State that survivors hold, only what counts; `spoilt` is what agents keep that is not as it was sealed, and
-    `reports` what ranks said of steps that nobody is known to have heard of."""
+    `reports` what ranks said of steps and evaluations that nobody is known to have heard of."""
 
     inventory: Inventory
     newest_live_step: int
     spoilt: tuple[Fault, ...] = ()
-    reports: tuple[m.Stepped, ...] = ()
+    reports: tuple[m.Reported, ...] = ()
 
     @property
     def intact(self) -> tuple[Snapshot, ...]:
@@ -276,7 +276,7 @@ def vital_nodes(plan: Plan, copies: tuple[RankCopies, ...]) -> frozenset[str]:
     return computing.union(node for rank in copies for node, _ in rank.sent)
 
 
-_Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...], tuple[m.Stepped, ...]]
+_Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...], tuple[m.Reported, ...]]
 
 
 def _inventories(
@@ -307,13 +307,18 @@ def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: flo
     return snapshots, spoilt, tuple(_reported(answer.reports))
 
 
-def _reported(reports: Iterable[dict[str, Any]]) -> Iterator[m.Stepped]:
+def _reported(reports: Iterable[dict[str, Any]]) -> Iterator[m.Reported]:
     """Without those that say nothing: ranks wrote them, and no change of plan may fail for it."""
     for report in reports:
         try:
-            yield m.decode_as(m.Stepped, report)
+            said = m.decode(report)
         except m.ProtocolError as error:
             log.warning("report of a step cannot be read", error=str(error))
+        else:
+            if isinstance(said, m.Reported):
+                yield said
+            else:
+                log.warning("not a report of a step", kind=type(said).__name__)
 
 
 def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float, gone: Gone) -> m.InventoryIs:

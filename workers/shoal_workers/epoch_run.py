@@ -407,6 +407,8 @@ class EpochRun:
         done = EvaluationDone(
             epoch=self.epoch, step=report.step, loss=report.loss, tokens=report.tokens, duration_s=report.duration_s
         )
+        assert self._snapshots is not None
+        self._snapshots.done(done)
         self._say(done)
 
     def _forget(self) -> None:

@@ -66,7 +66,7 @@ class OpenSlots:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginSnapshot:
     """The rank is about to write the snapshot of this step; answered by SlotFree once nothing needs the old content.
-    `reports` are what it said of steps, each as a Stepped, since it began one before."""
+    `reports` are what it said of steps and evaluations, as Stepped and EvaluationDone, since it began one before."""
 
     job: str
     name: str
@@ -103,7 +103,7 @@ class PutSnapshot:
 class GetInventory:
     """Answered by InventoryIs, with every shard of the job; `verified`: that passes its checksum now. Otherwise all are
     told as they were sealed: whoever fetches one verifies it, and a change of plan does not wait for the others. Of
-    steps of an `epoch` `after` this one the reports of ranks are wanted, too."""
+    steps of an `epoch` `after` this one, and of evaluations from it on, the reports of ranks are wanted, too."""
 
     job: str
     verified: bool = True
@@ -405,6 +405,9 @@ _KINDS: dict[str, type[Any]] = {
         *(Halt, Assign, Bring, Lacking, StopAfter, Measure, Prepare, Prepared, MakeRoom),
     )
 }
+
+
+Reported = Stepped | EvaluationDone  # of a step, by the ranks that did it
 
 
 def encode(message: Any) -> dict[str, Any]:

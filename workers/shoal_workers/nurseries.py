@@ -26,6 +26,7 @@ class Nurseries:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = str(folder / "nursery")
+        Path(path).unlink(missing_ok=True)  # of a cluster before this one that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(_BACKLOG)  # by now, so that a worker that comes before the first nursery waits for it

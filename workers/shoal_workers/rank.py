@@ -57,7 +57,7 @@ class Rank:
         self._whole: WholeState | None = None
         self._frozen: FrozenWeights | None = None  # of the run before
         self._maps = SlotMaps()
-        self._reports: deque[m.Stepped | EvaluationDone] = deque(maxlen=_KEPT_REPORTS)
+        self._reports: deque[m.Reported] = deque(maxlen=_KEPT_REPORTS)
         self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
         self._outboxes: list[queue.SimpleQueue[Any]] = []
         self._lock = threading.RLock()
@@ -229,7 +229,7 @@ class Rank:
 
     def _say(self, message: Any) -> None:
         with self._lock:
-            if isinstance(message, m.Stepped | EvaluationDone):
+            if isinstance(message, m.Reported):
                 self._reports.append(message)
             if isinstance(message, m.Left | m.Trouble):
                 self._endings.append(message)

@@ -128,15 +128,20 @@ class JobRecord:
             self.append(StepSkipped(epoch=said.epoch, step=said.step, problem=said.skipped))
         self.append(step_done(said))
 
-    def unheard(self, reports: Iterable[m.Stepped], step: int) -> None:
+    def unheard(self, reports: Iterable[m.Reported], step: int) -> None:
         """State was found of a later step than anybody had reported: so were its `reports`, of the steps up to this
-        one."""
-        found = {one.step: one for one in reports if one.epoch == self.epoch and self.newest_step < one.step <= step}
-        for number in sorted(found):
+        one and of evaluations after them."""
+        for one in sorted(reports, key=lambda said: (said.step, isinstance(said, EvaluationDone))):
+            if one.epoch != self.epoch or one.step > step:
+                continue
             try:
-                self.stepped(found[number])
+                if isinstance(one, EvaluationDone):
+                    if one.step not in self.evaluated_steps:
+                        self.append(one)
+                elif one.step > self.newest_step:
+                    self.stepped(one)
             except (TypeError, ValueError, IndexError) as error:  # a rank, which runs code of users, wrote it
-                log.warning("report of a step cannot be read", step=number, error=str(error))
+                log.warning("report of a step cannot be read", step=one.step, error=str(error))
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""

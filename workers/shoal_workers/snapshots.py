@@ -75,7 +75,7 @@ class AgentSnapshots:
         self._too_late = False
         self._sealing: threading.Thread | None = None
         self._num_writing = 0
-        self._reports: deque[m.Stepped] = deque(maxlen=_MOST_REPORTS)  # of steps that no snapshot was begun after
+        self._reports: deque[m.Reported] = deque(maxlen=_MOST_REPORTS)  # that no snapshot was begun after
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ class AgentSnapshots:
         with self._changed:
             return not self._num_writing
 
-    def done(self, said: m.Stepped) -> None:
+    def done(self, said: m.Reported) -> None:
         """What this rank said of a step goes with the state after it, for whoever comes upon that and has not heard
-        it."""
-        self._reports.append(replace(said, marks=[], files=[]))
+        it; of an evaluation with the state after the next step, as without that it is done again."""
+        self._reports.append(replace(said, marks=[], files=[]) if isinstance(said, m.Stepped) else said)
 
     def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         """Copies the owned state of `step` out, beside the caller: until the step is safe nobody may write it. The
@@ -201,7 +201,7 @@ def _opened(connection: Connection, slots: Slots, maps: SlotMaps) -> _Mapped:
 
 
 def _begin(
-    connection: Connection, snapshots: Iterable[_Mapped], step: int, reports: Iterable[m.Stepped]
+    connection: Connection, snapshots: Iterable[_Mapped], step: int, reports: Iterable[m.Reported]
 ) -> tuple[tuple[int, ...], str | None]:
     """The slot into which each of them goes, and what is wrong."""
     slots, said = [], [m.encode(one) for one in reports]

@@ -1,4 +1,4 @@
-"""What ranks said of the steps that they did, as their agent keeps it beside the state of these steps.
+"""What ranks said of their steps and evaluations, as their agent keeps it beside the state of these steps.
 
 A rank says it to the supervisor. Where the two are cut off from each other, or both die, state may outlive them that
 nobody has an account of: whoever goes on from it gets the account from here. Owns files; one for each job, which goes
@@ -19,16 +19,17 @@ from typing import Any
 import structlog
 
 from shoal_recovery.crc import checksum
+from shoal_recovery.journal import EvaluationDone
 
 log = structlog.get_logger()
 
-Report = dict[str, Any]  # the wire form of a Stepped
+Report = dict[str, Any]  # the wire form of a Stepped or EvaluationDone
 
-_MOST = 4096  # steps; so many does a rank know, too, by the time that it can tell them
+_MOST = 4096  # so many does a rank know, too, by the time that it can tell them
 _FILE = "steps.jsonl"
 _LEAST_FREE_BYTES = 2**23  # snapshots come first: a seal that finds no room would end an epoch
 
-_Key = tuple[int, int]  # epoch and step
+_Key = tuple[int, int, bool]  # epoch, step and whether it is of the evaluation after that step
 
 
 class StepReports:
@@ -59,9 +60,13 @@ class StepReports:
                     log.warning("reports of steps not kept", job=job, error=str(error))
 
     def after(self, job: str, epoch: int, step: int) -> list[Report]:
-        """Of later steps of this epoch than this one."""
+        """Of later steps of this epoch than this one, and of evaluations from it on: that comes after the report of its
+        step, which may have been the last that was heard."""
         with self._lock:
-            return [json.loads(text) for key, text in self._of(job).items() if key[0] == epoch and key[1] > step]
+            known = self._of(job).items()
+            return [
+                json.loads(text) for (in_epoch, at, is_last), text in known if in_epoch == epoch and at + is_last > step
+            ]
 
     def forget(self, job: str) -> None:
         with self._lock:
@@ -102,7 +107,7 @@ def _keyed(reports: Iterable[Report]) -> Iterator[tuple[_Key, Report]]:
         key = (report.get("epoch"), report.get("step")) if isinstance(report, dict) else ()
         match key:
             case (int(epoch), int(step)):
-                yield (epoch, step), report
+                yield (epoch, step, report.get("kind") == EvaluationDone.__name__), report
             case _:
                 log.warning("report of a step without its epoch or step")
 
