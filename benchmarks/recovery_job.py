@@ -124,7 +124,8 @@ class TrainingJob:
                 # In memory: a disk would be another machine's, and writing to it takes time from the job's cores.
                 store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-store-", dir=_MEMORY_DIR)))
                 checkpoint |= {"uri": _store(stack, store), "every_steps": self._every_steps}
-            options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
+            # What peers start has to load everything, too.
+            options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0, forks_workers=False)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
             job = self._client.submit({**self._job, "checkpoint": checkpoint})

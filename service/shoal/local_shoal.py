@@ -47,13 +47,15 @@ class LocalShoalFailed(ShoalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """`cluster` in the published format; nodes named in `later` are started by `add`. Port 0 takes a free one."""
+    """`cluster` in the published format; nodes named in `later` are started by `add`. Port 0 takes a free one. Unless
+    it `forks_workers` they start by themselves, as on nodes that are machines of their own."""
 
     cluster: Mapping[str, Any]
     data_dir: Path
     port: int
     later: tuple[str, ...] = ()
     memory_dir: Path = Path("/dev/shm/shoal")
+    forks_workers: bool = True
 
 
 class LocalShoal:
@@ -198,6 +200,7 @@ class LocalShoal:
             "data_dir": str(self._options.data_dir),
             "memory_dir": str(self.memory_dir),
             "later": list(self._options.later),
+            "forks_workers": self._options.forks_workers,
             "server": self.url,
             "token": self._connector_token(),
         }

@@ -51,9 +51,10 @@ _FIRST_PORT = 12_000  # those below have owners by convention
 
 
 class LocalCluster:
-    """`data_dir` holds what is on the nodes' disks; `memory_dir` must be in memory, and is this cluster's alone."""
+    """`data_dir` holds what is on the nodes' disks; `memory_dir` must be in memory, and is this cluster's alone. Unless
+    it `forks_workers` they start by themselves, as on nodes that are machines of their own."""
 
-    def __init__(self, cluster_id: str, data_dir: Path, memory_dir: Path) -> None:
+    def __init__(self, cluster_id: str, data_dir: Path, memory_dir: Path, *, forks_workers: bool = True) -> None:
         self._cluster_id = cluster_id
         self._disk_dir = data_dir / "nodes"
         self._memory_dir = memory_dir
@@ -86,7 +87,8 @@ class LocalCluster:
         self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
         self._nurseries = Nurseries(memory_dir)
-        os.environ.update(self._nurseries.environment)
+        if forks_workers:
+            os.environ.update(self._nurseries.environment)
         _without_dashboard()
         self._cluster = Cluster(
             initialize_head=True,
@@ -217,7 +219,8 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
 
     start = json.loads(commands.readline())
     snapshot = parse_cluster(start["cluster"])
-    cluster = LocalCluster(start["cluster_id"], Path(start["data_dir"]), Path(start["memory_dir"]))
+    data_dir, memory_dir = Path(start["data_dir"]), Path(start["memory_dir"])
+    cluster = LocalCluster(start["cluster_id"], data_dir, memory_dir, forks_workers=start.get("forks_workers", True))
     try:
         for node in snapshot.nodes:
             if node.id not in start.get("later", []):
