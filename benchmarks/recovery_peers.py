@@ -35,6 +35,7 @@ _STEPS_BEFORE = 25  # five past a checkpoint of Ray Train: halfway to the next
 _STEPS_AFTER = 10
 _LIMIT_S = 180.0
 _POLL_S = 0.05  # of files that others write: nothing to wait on
+_TOLD_LINES = 15  # of the log of a driver that ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +197,8 @@ class RayTrain(_Peer):
         self._driver.stdin.write(f"{what}\n")
         self._driver.stdin.flush()
         if not (answer := self._driver.stdout.readline()):
-            raise RuntimeError(f"the driver of the peer ended before it was told to {what}")
+            said = (self._folder / "driver.log").read_text(errors="replace").splitlines()[-_TOLD_LINES:]
+            raise RuntimeError("\n".join([f"the driver of the peer ended before it was told to {what}:", *said]))
         return float(answer)
 
     def _await(self, enough: Callable[[Sequence[DoneStep]], bool]) -> tuple[DoneStep, ...]:

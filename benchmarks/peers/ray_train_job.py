@@ -4,12 +4,14 @@ Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST
 
 Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. They
 share the batch of a step, or have PART samples each. On standard input a line "kill" kills all processes of a node at
-once, of one with a worker if any has one, and "add" starts an empty node; each is answered by when. The end of input
-ends it all.
+once, of one with a worker if any has one, and "add" starts an empty node; each is answered by when. A raylet that has
+ended by itself, as one does that Ray took for dead, is started anew before, as the unit of a real node would. The end
+of input ends it all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -114,11 +116,12 @@ class Nodes:
 
     def kill(self) -> float:
         """The first node on which a worker runs, or else the first; when. All its processes get SIGKILL at once."""
+        self._replace_ended()
         chosen = self._raylets[0]
         for raylet in self._raylets:
             leader = self._leader(raylet)
             os.kill(leader.pid, signal.SIGSTOP)  # it begins nothing more
-            if any("RayTrainWorker" in " ".join(one.cmdline()) for one in leader.children(recursive=True)):
+            if any(map(_is_worker, leader.children(recursive=True))):
                 chosen = raylet
                 break
             os.kill(leader.pid, signal.SIGCONT)
@@ -128,9 +131,17 @@ class Nodes:
         victims = [leader, *leader.children(recursive=True)]
         began_s = time.time()
         for victim in victims:
-            victim.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
         psutil.wait_procs(victims, timeout=10)
         return began_s
+
+    def _replace_ended(self) -> None:
+        for raylet in tuple(self._raylets):
+            if raylet.all_processes["raylet"][0].process.poll() is not None:
+                print("a raylet had ended by itself", file=sys.stderr, flush=True)
+                self._raylets.remove(raylet)
+                self.add()
 
     def _leader(self, raylet: Any) -> psutil.Process:
         return psutil.Process(raylet.all_processes["raylet"][0].process.pid)
@@ -138,6 +149,12 @@ class Nodes:
     def stop(self) -> None:
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "RayTrainWorker" in " ".join(process.cmdline())
+    return False
 
 
 def main() -> None:
