@@ -33,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(budget, "time budget")
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What failed once and then passed says why: it may be a fault that seldom shows."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", f"before its rerun: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     """`eventually(check, timeout_s)`: what `check` returns once that is true, or its AssertionError."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import structlog
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_service import mail, signing, webhooks
@@ -43,6 +43,17 @@ def pause_s(num_attempts: int, luck: float) -> float | None:
     if num_attempts > len(PAUSES_S):
         return None
     return PAUSES_S[num_attempts - 1] * (0.9 + 0.2 * luck)
+
+
+# Each replica asks every second, and to build it takes longer than to ask.
+_DUE = (
+    select(DeliveryRow)
+    .where(DeliveryRow.state == PENDING, DeliveryRow.next_at_s <= bindparam("now_s"))
+    .where(DeliveryRow.id.not_in(bindparam("under_way", expanding=True)))
+    .where(DeliveryRow.webhook_id.not_in(bindparam("busy", expanding=True)))
+    .order_by(DeliveryRow.next_at_s)
+    .limit(_AT_ONCE)
+)
 
 
 class Couriers:
@@ -205,6 +216,5 @@ def _chosen(rows: Sequence[DeliveryRow], under_way: Sequence[str]) -> list[Deliv
 async def _due(
     session: AsyncSession, now_s: float, under_way: Sequence[str], busy: Sequence[str]
 ) -> Sequence[DeliveryRow]:
-    query = select(DeliveryRow).where(DeliveryRow.state == PENDING, DeliveryRow.next_at_s <= now_s)
-    query = query.where(DeliveryRow.id.not_in(under_way), DeliveryRow.webhook_id.not_in(busy))
-    return (await session.scalars(query.order_by(DeliveryRow.next_at_s).limit(_AT_ONCE))).all()
+    given = {"now_s": now_s, "under_way": under_way, "busy": busy}
+    return (await session.scalars(_DUE, given)).all()

@@ -6,6 +6,7 @@ Owns that nothing is lost or doubled: entries join only where the last one ended
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     return status.last_seq
 
 
+@functools.cache  # to build it takes longer than to ask
 def begun() -> ColumnElement[bool]:
     """Of a job: somebody has told more of it than what its model is, and that it waits elsewhere."""
     mine = (JournalRow.job_id == JobRow.id, JournalRow.kind != ModelSeen.kind, _told())
@@ -151,6 +153,7 @@ async def first_at_s(session: AsyncSession, job_id: str) -> float | None:
     return await session.scalar(mine.order_by(JournalRow.seq).limit(1))
 
 
+@functools.cache
 def _told() -> ColumnElement[bool]:
     """Of an entry: by a cluster, not by us when the job went to another queue."""
     queued = JournalRow.payload["state"].as_string() == JobState.QUEUED.value

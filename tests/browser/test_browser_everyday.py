@@ -48,8 +48,15 @@ def printed(http: httpx.Client, job_id: str, rows: list[list[Any]]) -> None:
     ok(http.post(f"/v1/jobs/{job_id}/logs", json=body))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1400),
+        ("dark", 420),
+        pytest.param("dark", 1400, marks=pytest.mark.long),
+        pytest.param("light", 420, marks=pytest.mark.long),
+    ],
+)
 def test_no_page_has_a_finding(
     browser: Browser, plane: ControlPlane, http: httpx.Client, job_id: str, scheme: str, width: int
 ) -> None:

@@ -516,7 +516,7 @@ def test_a_supervisor_that_comes_after_a_death_finds_it_out(cluster: ProcessClus
 
 def test_steps_that_nobody_heard_of_are_told_by_the_nodes_that_have_them(cluster: ProcessCluster, text: str) -> None:
     """Done while nobody watched, by ranks that are all dead by the time somebody does."""
-    spec = tiny_job(text, steps=300, min_devices=3)
+    spec = tiny_job(text, steps=160, min_devices=3)
     spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, eval_every=2, eval_batches=1))
     with supervised(cluster, "unheard", spec) as first:
         first.reaches(5)

@@ -18,6 +18,7 @@ def code(tmp_path: Path) -> Path:
     return write_code(tmp_path)
 
 
+@pytest.mark.long
 def test_it_trains_loses_a_node_and_finishes(running: Running, code: Path) -> None:
     job = own_job(code)
     job_id = running.submit(job)

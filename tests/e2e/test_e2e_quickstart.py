@@ -95,6 +95,7 @@ def in_a_terminal_of_its_own(command: str, folder: Path, environment: Mapping[st
         up.wait()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(START_S * 2 + RUN_S)
 def test_the_commands_do_what_the_page_says(folder: Path) -> None:
     """With what they would install, in which this test runs."""

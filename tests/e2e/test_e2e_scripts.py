@@ -171,6 +171,7 @@ def test_workers_leave_a_node_that_is_to_go_after_their_next_checkpoint(running:
     assert victim not in of_kind(events, "workers_started")[-1]["nodes"]
 
 
+@pytest.mark.long
 def test_an_error_of_the_scripts_own_ends_the_job_with_its_line(running: Running) -> None:
     job_id = running.submit(script_job("--epochs=4", "--fail=2", workers={"min": 1, "max": 1}))
     status = ended(running, job_id)
@@ -187,6 +188,7 @@ def test_an_error_of_the_scripts_own_ends_the_job_with_its_line(running: Running
     assert not of_kind(events, "node_lost") and not of_kind(events, "recovery_done")
 
 
+@pytest.mark.long
 def test_a_script_that_is_not_there_is_named(running: Running) -> None:
     script = {"working_dir": PROJECT.as_uri(), "entrypoint": "figures:nothing"}
     status = ended(running, running.submit(script_job(script=script)))

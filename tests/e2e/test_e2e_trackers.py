@@ -30,6 +30,7 @@ def complete(running: Running, job_id: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_readers_find_the_metrics_of_the_job_across_a_recovery(running: Running, tmp_path: Path) -> None:
     mlflow = f"sqlite:///{tmp_path / 'mlflow.db'}"
     track = {

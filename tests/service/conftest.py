@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,20 @@ from starlette.routing import BaseRoute
 from shoal_service.app import create_app
 from shoal_service.database import Database
 from shoal_service.settings import Settings
+
+_ON_BOTH = {"journal", "migrating", "once", "races", "replicas", "takeover"}  # where the two differ most
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test that runs on either kind of database does so on one of them, half on each, and on the other one where
+    there is time."""
+    for item in items:
+        called = getattr(item, "callspec", None)
+        kind = called and called.params.get("database_url")
+        if kind and item.path.stem.removeprefix("test_service_") not in _ON_BOTH:
+            name = item.nodeid.replace(kind, "")
+            if kind != ("sqlite", "postgres")[zlib.crc32(name.encode()) % 2]:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)
