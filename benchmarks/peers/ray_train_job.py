@@ -4,9 +4,9 @@ Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST
 
 Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. They
 share the batch of a step, or have PART samples each. On standard input a line "kill" kills all processes of a node at
-once, of one with a worker if any has one, and "add" starts an empty node; each is answered by when. A raylet that has
-ended by itself, as one does that Ray took for dead, is started anew before, as the unit of a real node would. The end
-of input ends it all.
+once, of one with a worker if any has one, and "add" starts an empty node; each is answered by when. A raylet that ends
+by itself, as one does that Ray took for dead, is started anew, as the unit of a real node would. The end of input ends
+it all.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _HEALTH = {
 # minute for that one.
 _START_TIMEOUT_S = 15
 _OBJECT_STORE_BYTES = 80_000_000
+_LOOK_S = 1.0
 
 
 def train(config: dict[str, Any]) -> None:
@@ -101,12 +102,18 @@ class Nodes:
             },
         )
         self._raylets: list[Any] = []
+        self._lock = threading.Lock()  # over which nodes there are
         for _ in range(num_nodes):
             self.add(wait=True)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def add(self, *, wait: bool = False) -> float:
         """When it was begun."""
+        with self._lock:
+            return self._add(wait=wait)
+
+    def _add(self, *, wait: bool) -> float:
         began_s = time.time()
         raylet = self._cluster.add_node(
             wait=wait, num_cpus=1, object_store_memory=_OBJECT_STORE_BYTES, resources={"worker": 1}
@@ -116,6 +123,10 @@ class Nodes:
 
     def kill(self) -> float:
         """The first node on which a worker runs, or else the first; when. All its processes get SIGKILL at once."""
+        with self._lock:
+            return self._kill()
+
+    def _kill(self) -> float:
         self._replace_ended()
         chosen = self._raylets[0]
         for raylet in self._raylets:
@@ -136,12 +147,18 @@ class Nodes:
         psutil.wait_procs(victims, timeout=10)
         return began_s
 
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                self._replace_ended()
+
     def _replace_ended(self) -> None:
         for raylet in tuple(self._raylets):
             if raylet.all_processes["raylet"][0].process.poll() is not None:
-                print("a raylet had ended by itself", file=sys.stderr, flush=True)
+                print("a raylet ended by itself", file=sys.stderr, flush=True)
                 self._raylets.remove(raylet)
-                self.add()
+                self._add(wait=False)
 
     def _leader(self, raylet: Any) -> psutil.Process:
         return psutil.Process(raylet.all_processes["raylet"][0].process.pid)

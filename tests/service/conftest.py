@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import threading
 import zlib
@@ -30,13 +31,15 @@ _ON_BOTH = {"journal", "migrating", "once", "races", "replicas", "takeover"}  # 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each test that runs on either kind of database does so on one of them, half on each, and on the other one where
     there is time."""
+    alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        called = getattr(item, "callspec", None)
-        kind = called and called.params.get("database_url")
-        if kind and item.path.stem.removeprefix("test_service_") not in _ON_BOTH:
-            name = item.nodeid.replace(kind, "")
-            if kind != ("sqlite", "postgres")[zlib.crc32(name.encode()) % 2]:
-                item.add_marker(pytest.mark.long)
+        params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+        if params and "database_url" in params and item.path.stem.removeprefix("test_service_") not in _ON_BOTH:
+            words = re.split(r"[\[\]-]", item.nodeid)
+            alike.setdefault("-".join(word for word in words if word != params["database_url"]), []).append(item)
+    for name, both in alike.items():
+        if len(both) == 2:
+            both[zlib.crc32(name.encode()) % 2].add_marker(pytest.mark.long(seconds=10))
 
 
 @pytest.fixture(scope="session", autouse=True)

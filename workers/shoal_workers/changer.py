@@ -373,6 +373,7 @@ class Changer:
             self._commits.never_began(number)
             raise Interrupted(f"a newer step than {step} was stored meanwhile, and older ones may be gone")
         copies = place_copies(shards, snapshot, plan.copies)
+        self._record.unheard(found.reports, step)  # by now: what is evaluated already is not evaluated again
         orders = assignments(
             epoch=number,
             job=self._job,
@@ -388,7 +389,6 @@ class Changer:
             marks=self._commits.marks.at(step, supply.marks),
             files=self._commits.marks.known_files(supply.files),
         )
-        self._record.unheard(found.reports, step)
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))
         self._record.keeper.wait_kept(1.0)

@@ -86,15 +86,16 @@ class LocalCluster:
         shutil.rmtree(head_dir, ignore_errors=True)
         self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
-        self._nurseries = Nurseries(memory_dir)
-        if forks_workers:
+        self._nurseries = Nurseries(memory_dir) if forks_workers else None
+        self._worker = None if self._nurseries is None else WORKER  # None: Ray's own
+        if self._nurseries is not None:
             os.environ.update(self._nurseries.environment)
         _without_dashboard()
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": 1,
-                "worker_path": WORKER,
+                "worker_path": self._worker,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
                 "include_log_monitor": False,  # agents bring home what is printed
@@ -124,7 +125,7 @@ class LocalCluster:
             object_store_memory=_OBJECT_STORE_BYTES,
             labels=labels_of(node),
             runtime_env_agent_port=port,
-            worker_path=WORKER,
+            worker_path=self._worker,
             env_vars={"RAY_OVERRIDE_NODE_ID_FOR_TESTING": incarnation},
         )
         for process in self._processes(self._raylets[node.id]):
@@ -173,7 +174,8 @@ class LocalCluster:
                     process.kill()
         ray.shutdown()
         self._cluster.shutdown()
-        self._nurseries.close()
+        if self._nurseries is not None:
+            self._nurseries.close()
         shutil.rmtree(self._memory_dir, ignore_errors=True)
 
     def _processes(self, raylet: Any) -> list[psutil.Process]:
@@ -184,7 +186,8 @@ class LocalCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 found += [process, *process.children(recursive=True)]
-        return list(dict.fromkeys([*found, *self._nurseries.processes(_raylet_pid(raylet))]))
+        forked = [] if self._nurseries is None else self._nurseries.processes(_raylet_pid(raylet))
+        return list(dict.fromkeys([*found, *forked]))
 
 
 def _without_dashboard() -> None:

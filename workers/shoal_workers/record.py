@@ -124,9 +124,10 @@ class JobRecord:
         return gone
 
     def stepped(self, said: m.Stepped) -> None:
+        done = step_done(said)  # first: what cannot be read is not written down by half
         if said.skipped is not None:
             self.append(StepSkipped(epoch=said.epoch, step=said.step, problem=said.skipped))
-        self.append(step_done(said))
+        self.append(done)
 
     def unheard(self, reports: Iterable[m.Reported], step: int) -> None:
         """State was found of a later step than anybody had reported: so were its `reports`, of the steps up to this
