@@ -47,9 +47,11 @@ def test_sources_change_with_a_file_that_is_not_committed_yet(tmp_path: Path) ->
     assert sources_of(tmp_path) == ""
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     (tmp_path / "one.py").write_text("1")
-    before = sources_of(tmp_path)
+    (tmp_path / "other.py").write_text("1")
+    before, other = sources_of(tmp_path), sources_of(tmp_path, "other.py")
     (tmp_path / "one.py").write_text("2")
     assert before != sources_of(tmp_path)
+    assert other == sources_of(tmp_path, "other.py") != ""
 
 
 @pytest.fixture

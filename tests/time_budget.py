@@ -62,9 +62,10 @@ def expected_s(item: pytest.Item) -> float:
     return UNKNOWN_S if mark is None else float(mark.kwargs.get("seconds", UNKNOWN_S))
 
 
-def sources_of(root: Path) -> str:
-    """The same for the same contents of all files that git would commit; empty where there is no git."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+def sources_of(root: Path, *paths: str) -> str:
+    """The same for the same contents of all files that git would commit, or of those among them; empty where there is
+    no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     found = hashlib.sha256()
     for name in sorted(listed.stdout.splitlines()):

@@ -1,7 +1,7 @@
 """PYTHONPATH=tests:tests/planner python -m faults --seeds A-B --out DIR
 
-runs the drills of these seeds that DIR does not hold yet for this commit, and of the next ones until so many faults as
-`--least-faults` have fallen on Ray, and says what came of each. Exit code 1 where one failed."""
+runs the drills of these seeds that DIR does not hold yet for these sources, and of the next ones until so many faults
+as `--least-faults` have fallen on Ray, and says what came of each. Exit code 1 where one failed."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ from shoal_recovery.store import open_store
 
 Line = dict[str, Any]
 _LONGEST_S = 240.0  # of one drill, if nothing goes wrong
+_PLAYED = ("planner", "recovery", "service", "workers", "tests/faults", ":(glob)tests/*.py", "pyproject.toml")
 
 
 class Campaign:
@@ -47,9 +48,9 @@ class Campaign:
         out.mkdir(parents=True, exist_ok=True)
 
     def run(self, seeds: range, least_faults: int, steps: int | None, within_s: float) -> list[Line]:
-        """The lines of these seeds, those of earlier runs of this commit among them, and of the next ones until so many
-        faults have fallen on Ray; without those that would not end in time."""
-        known = {line["seed"]: line for line in self._known() if line["commit"] == _commit()}
+        """The lines of these seeds, those of earlier runs of the same sources among them, and of the next ones until so
+        many faults have fallen on Ray; without those that would not end in time."""
+        known = {line["seed"]: line for line in self._known() if line.get("sources") == _sources()}
         found: list[Line] = []
         ends_s = time.monotonic() + within_s
         with tempfile.TemporaryDirectory(prefix="drills-") as folder:
@@ -86,6 +87,7 @@ class Campaign:
         line: Line = {
             "seed": drill.seed,
             "commit": _commit(),
+            "sources": _sources(),
             "level": drill.level,
             "nodes": drill.nodes,
             "store": drill.store,
@@ -268,12 +270,16 @@ def _told(entry: Entry) -> str:
 
 
 @functools.cache
+def _sources() -> str:
+    """The same for the same product and the same drills, as this process has loaded them."""
+    return sources_of(ROOT, *_PLAYED) or _commit()
+
+
+@functools.cache
 def _commit() -> str:
-    """As this process has loaded it. Of what is not committed yet each state is another one."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
     command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    commit = done.stdout.strip() or "unknown"
-    return f"{commit}-{sources_of(ROOT)}" if commit.endswith("-dirty") else commit
+    return done.stdout.strip() or "unknown"
