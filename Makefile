@@ -41,7 +41,7 @@ test-clusters:
 	$(BIN)/python -m pytest $(TESTS) $(COMPUTING:%=--ignore=%)
 
 test-computing:
-	nice -n 5 $(BIN)/python -m pytest $(TESTS) -n 2 $(COMPUTING)
+	nice -n 5 $(BIN)/python -m pytest $(TESTS) -n 2 --dist loadfile $(COMPUTING)
 
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh

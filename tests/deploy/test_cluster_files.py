@@ -210,6 +210,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
         yield calls
 
 
+@pytest.mark.long
 def test_the_policies_allow_what_ray_calls_and_nothing_else(called: set[tuple[str, str]]) -> None:
     """`ray up` looks around and rents the head; the head's autoscaler rents, labels and ends workers."""
     from ray.autoscaler._private.aws.config import bootstrap_aws

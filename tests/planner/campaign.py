@@ -237,14 +237,14 @@ def _judge_memory(tally: Tally, instance: Instance, made: Plan) -> None:
 
 def judge_monotone(seed: int, most_devices: int = 8, changes: int = len(CHANGES)) -> Tally:
     """At most 8 devices: each change for the better leaves the plan as fast at least."""
-    return _judge_changes(seed, draw_small(seed, most_devices), changes, STRICT)
+    return judge_changes(seed, draw_small(seed, most_devices), changes, STRICT)
 
 
 def judge_overlapping(seed: int, most_devices: int = 8, changes: int = len(CHANGES)) -> Tally:
     """As `monotone`, of jobs that let exchanges go on beside computing, as jobs do that say nothing."""
     drawn = draw_small(seed, most_devices)
     train = dataclasses.replace(drawn.job.train, overlap="auto")
-    return _judge_changes(
+    return judge_changes(
         seed, dataclasses.replace(drawn, job=dataclasses.replace(drawn.job, train=train)), changes, STRICT
     )
 
@@ -252,10 +252,10 @@ def judge_overlapping(seed: int, most_devices: int = 8, changes: int = len(CHANG
 def judge_larger(seed: int, most_devices: int = 64, changes: int = len(CHANGES)) -> Tally:
     """9 to 64 devices, as many clusters of 9 to 24 as of 24 to 64: no change for the better costs more than a
     hundredth."""
-    return _judge_changes(seed, draw_any(seed, most_devices, 9), changes, LARGER)
+    return judge_changes(seed, draw_any(seed, most_devices, 9), changes, LARGER)
 
 
-def _judge_changes(seed: int, instance: Instance, changes: int, tolerance: float) -> Tally:
+def judge_changes(seed: int, instance: Instance, changes: int, tolerance: float) -> Tally:
     """So many kinds of change, from another one on with each seed."""
     tally = Tally(seed=seed)
     before = tally.plan(instance)
@@ -268,7 +268,10 @@ def _judge_changes(seed: int, instance: Instance, changes: int, tolerance: float
 
 def judge_slow(seed: int, most_devices: int = 64) -> Tally:
     """A device of a tenth of the speed never makes the plan slower; two of three clusters are small."""
-    instance = draw_any(seed, most_devices, 9) if seed % 3 == 0 else draw_small(seed)
+    return judge_slow_device(seed, draw_any(seed, most_devices, 9) if seed % 3 == 0 else draw_small(seed))
+
+
+def judge_slow_device(seed: int, instance: Instance) -> Tally:
     tally = Tally(seed=seed)
     what, cluster = slow_device(instance)
     _no_worse(tally, f"slow: {what}", instance, cluster, tally.plan(instance), STRICT)

@@ -20,7 +20,9 @@ def test_small_clusters_on_a_sample() -> None:
     judged("monotone", range(7), processes=1)
 
 
-@pytest.mark.parametrize("seed", [142, 194, 213, 255, 287, 320, 359, 365, 649, 796, 875, 2170])
+@pytest.mark.parametrize(
+    "seed", [142, 194, 213, 255, 287, 320, 359, 365, 649, 796, pytest.param(875, marks=pytest.mark.long), 2170]
+)
 def test_where_the_search_by_itself_once_lost_a_plan(seed: int) -> None:
     judged("monotone", range(seed, seed + 1), processes=1)
 
@@ -30,6 +32,7 @@ def test_where_plans_that_overlap_once_got_worse(seed: int) -> None:
     judged("overlapping", range(seed, seed + 1), processes=1)
 
 
+@pytest.mark.long
 def test_larger_ones_on_a_sample() -> None:
     judged("larger", range(4, 6), processes=1, most_devices=12, changes=2)
 

@@ -132,6 +132,7 @@ def test_a_large_search_leaves_out_what_slows_it_down() -> None:
     assert found.plan.unused == ("z-0:0", "z-1:0")
 
 
+@pytest.mark.long
 def test_a_large_search_tells_measured_nodes_apart() -> None:
     measured = tuple(
         LinkFigure(from_node=here.id, to_node=there.id, latency_s=1e-4, bytes_per_s=rate, source="measured")

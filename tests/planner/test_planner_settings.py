@@ -50,7 +50,9 @@ def job_of(model: str) -> JobSpec:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [name if name == "desks-7b" else pytest.param(name, marks=pytest.mark.long) for name in SETTINGS]
+)
 def test_in_mixed_settings_more_of_the_peak_is_used_than_by_equal_pipelines(setting: str) -> None:
     nodes, model = SETTINGS[setting]
     job, cluster = job_of(model), cluster_of(nodes)

@@ -100,6 +100,7 @@ def test_the_same_question_has_the_same_answer() -> None:
     )
 
 
+@pytest.mark.long
 def test_more_money_is_never_worse() -> None:
     speeds = [small(budget).best.tokens_per_s for budget in (1.2, 3, 6, 100)]
     assert speeds == sorted(speeds)
@@ -201,6 +202,7 @@ def test_a_budget_that_buys_too_little_says_what_is_lacking() -> None:
         rent(rent_job(layers=72), market(SMALL), 0.53)
 
 
+@pytest.mark.long
 def test_a_market_on_which_nothing_gets_done_says_so() -> None:
     offers = market(SMALL, spot=True, preemptions_per_hour=3000)
     with pytest.raises(NoPlanFits, match=r"loses nearly all that it does: .* is interrupted .* times an hour"):
@@ -224,6 +226,7 @@ def test_limits_of_the_job_hold_for_the_fleet_and_not_for_its_parts() -> None:
         rent(many, market(SMALL, spot=True), 1.7, clock=no_clock)
 
 
+@pytest.mark.long
 def test_a_market_of_many_large_nodes_is_no_matter_of_minutes() -> None:
     """As many devices are planned for as for any other market: large fleets are few, and one at least is appraised."""
     offers = parse_market(
@@ -258,6 +261,7 @@ def test_the_answer_is_plain_json() -> None:
     assert answer["alternatives"] and answer["truncated"] is False
 
 
+@pytest.mark.long
 def test_when_the_market_changes_what_survives_is_kept() -> None:
     """A scripted provider: some of the nodes held are taken away, and another offer has become cheaper."""
     before, held = market(SMALL, spot=True, inter_gbit_per_s=FAST), small(6).counts()

@@ -184,7 +184,7 @@ def test_without_a_pipeline_that_stays_all_is_searched_for() -> None:
     assert "Moves, as a100-1 can no longer be used: no pipeline stays as it was" in result.plan.reason
 
 
-@pytest.mark.parametrize("seed", [0, 3, 4])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.long), 4])
 def test_random_clusters_lose_a_node(seed: int) -> None:
     """Not worse than a plan from nothing, which costs a search, and nothing over memory."""
     drawn = draw_large(seed, 8, 24)

@@ -184,6 +184,7 @@ def test_a_killed_control_plane_leaves_no_step_out_and_none_double(
         assert plane.stop() == 0
 
 
+@pytest.mark.long
 def test_a_tracker_that_is_away_holds_nothing_up_and_gets_what_it_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
