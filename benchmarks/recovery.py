@@ -14,6 +14,10 @@ runs meanwhile.
 them being where the copies of the first were: what the first had, two of twelve layers, is in the store alone
 (`missing_bytes`).
 
+`speedup` is how many times as long the other takes, from the kill to the next done step. Part of that is the start of
+processes, as a restart from the cloud has it: `speedup_beside_starts` leaves out, on both sides, what passes until all
+are there and have a plan.
+
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
 others stand still when a node comes back: of Shoal for a job (`rejoined`) whose steps wait instead of computing, as on
 one machine's cores three nodes are no faster than two, and a node is taken in only where that pays. `step_s` is a step
@@ -82,6 +86,8 @@ def main() -> None:
     if not arguments.only_rejoin:
         results["speedup.replica_survives"] = _speedup(struck["shoal"], struck["cloud_only"])
         results["speedup.part_survives"] = _speedup(struck["part"], struck["part_cloud_only"])
+        results["speedup_beside_starts.replica_survives"] = _beside_starts(struck["shoal"], struck["cloud_only"])
+        results["speedup_beside_starts.part_survives"] = _beside_starts(struck["part"], struck["part_cloud_only"])
         vanished, why = vanishing.measure(arguments.kills)
         results |= {"step_s": statistics.median(steps_s), vanishing.RESULT: vanishing.median(vanished)}
         runs["vanished"] = why or list(map(asdict, vanished))
@@ -130,6 +136,17 @@ def _speedup(ours: list[Blow | PeerBlow], clouds: list[Blow | PeerBlow]) -> floa
     return statistics.median(
         cloud.kill_to_commit_s / our.kill_to_commit_s for our, cloud in zip(ours, clouds, strict=True)
     )
+
+
+def _beside_starts(ours: list[Blow | PeerBlow], clouds: list[Blow | PeerBlow]) -> float:
+    """Without the time until all processes of either were there again and had a plan."""
+    seconds = [[blow.kill_to_commit_s - _decide_s(blow) for blow in blows] for blows in (ours, clouds)]
+    return float(statistics.median(cloud_s / our_s for our_s, cloud_s in zip(*seconds, strict=True)))
+
+
+def _decide_s(blow: Blow | PeerBlow) -> float:
+    assert isinstance(blow, Blow)
+    return float(blow.phases_s["decide_s"])
 
 
 def _median(blows: list[Blow | PeerBlow], figure: str) -> float | None:

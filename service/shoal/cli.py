@@ -113,7 +113,7 @@ def submit(
     spec = read_submission(job)
     if dry_run:
         with Client() as client:
-            found = client.dry_run(spec)
+            found = client.dry_run(spec, project=project)
         (show_json if as_json else cli_verbs.show_dry_run)(found)
         return
     with Client() as client:

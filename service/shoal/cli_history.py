@@ -77,12 +77,25 @@ def recoveries(job_id: JobId, as_json: AsJson = False) -> None:
     )
     table(columns, rows)
     for each in found["items"]:
+        for known in each.get("known_by", ()):
+            print(f"from step {each['step']}: {_known(known)}")
         for failed in each.get("failed_sources", ()):
             instead = ", ".join(failed["instead"]) or "nothing"
             what = f"{failed['source']} ({failed['object']}): {failed['problem']}"
             print(f"from step {each['step']}: {what}; {instead} instead")
     if len(found["items"]) < found["total"]:
         print(f"the newest {len(found['items'])} of {found['total']}")
+
+
+def _known(known: Mapping[str, Any]) -> str:
+    """How a node came to be known to go."""
+    notice, loss = known["notice"], known["loss"]
+    if notice is None:
+        return (
+            f"{known['node']} was lost without notice ({loss['evidence']}), seen after {1000 * loss['detect_s']:.0f} ms"
+        )
+    words = f"{known['node']} had a notice by {notice['source']} ({notice['why']}) of {notice['lead_s']:.0f} s"
+    return words if loss is None else f"{words}, and was lost {known['loss_after_notice_s']:.0f} s after it"
 
 
 def _brought(recovery: Mapping[str, Any]) -> str:

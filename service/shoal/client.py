@@ -105,10 +105,12 @@ class Client(Calls):
         headers = {"Idempotency-Key": idempotency_key or str(ULID())}
         return self._call("POST", "/v1/jobs", json=body, params=params, headers=headers)
 
-    def dry_run(self, job: AnyJob | Mapping[str, Any]) -> dict[str, Any]:
-        """What would come of this job: its cluster, its plan, and what that would cost. Creates nothing."""
+    def dry_run(self, job: AnyJob | Mapping[str, Any], *, project: str | None = None) -> dict[str, Any]:
+        """What would come of this job in `project`, as `submit` has it: its cluster, its plan, and what that would
+        cost. Creates nothing."""
         body = _document(job)
-        return self._call("POST", "/v1/jobs", params={"dry_run": "1"}, json=body)
+        params = given(project=project or self._project, dry_run="1")
+        return self._call("POST", "/v1/jobs", params=params, json=body)
 
     def clone(
         self,

@@ -20,7 +20,7 @@ from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.journal import EVENTS
 from shoal_recovery.store import open_store
-from shoal_service import comparison, jobs, journal, rentals, storages
+from shoal_service import comparison, jobs, journal, known_by, rentals, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
@@ -197,7 +197,9 @@ async def get_recoveries(deps: Deps, job_id: str) -> Recoveries:
         row = await jobs.get(session, job_id)
         check_kept(row)
         found = await journal.newest(session, job_id, 1000, (journal.RECOVERY_KIND,))
-    items = [journal.recovery_resource(entry) for entry in reversed(found)]
+        told = await journal.newest(session, job_id, 1000, known_by.KINDS)
+    tellings = known_by.Tellings(journal.as_told(told))
+    items = [journal.recovery_resource(entry, tellings) for entry in reversed(found)]
     return {
         "items": fitting(items, from_end=True),
         "total": row.num_recoveries,

@@ -164,6 +164,15 @@ def _recovery() -> _Schema:
     made = _event(RecoveryDone)
     rates = {"type": "object", "additionalProperties": {"type": "number"}, "description": "By source."}
     beside = {**_NUMBERED, "at": _AT, "bytes": made["properties"].pop("num_bytes"), "bytes_per_s": rates}
+    text, number = {"type": "string"}, {"type": "number"}
+    known = {
+        "node": text,
+        "notice": {"anyOf": [_whole({"source": text, "why": text, "lead_s": number}), {"type": "null"}]},
+        "loss": {"anyOf": [_whole({"evidence": text, "detect_s": number}), {"type": "null"}]},
+        "loss_after_notice_s": {"type": ["number", "null"]},
+    }
+    words = "How each node that it was for came to be known to go: by a notice, or by its loss."
+    beside["known_by"] = {"type": "array", "items": _whole(known), "description": words}
     required = [name for name in made["required"] if name != "num_bytes"]
     return {**made, **_required({**beside, **made["properties"]}, [*beside, *required])}
 

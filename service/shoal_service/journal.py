@@ -39,6 +39,7 @@ from shoal_recovery.journal_scripts import ScriptReported, WorkersStarted
 from shoal_recovery.storage_access import without_access
 from shoal_service import curve_levels, job_totals, jobs, outbox, shares, timeline
 from shoal_service.errors import BadInput, Conflict, invalid_field
+from shoal_service.known_by import Tellings
 from shoal_service.loss_watch import LossWatch
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.outbox import Told
@@ -302,9 +303,13 @@ async def at_stake(session: AsyncSession, job_id: str) -> tuple[dict[str, Any] |
 
 async def history(session: AsyncSession, job_id: str) -> tuple[timeline.Event, ...]:
     """What happened to a job, oldest first: its newest entries of the kinds that a timeline shows."""
-    found = await newest(session, job_id, MAX_HISTORY, timeline.KINDS)
+    return as_told(await newest(session, job_id, MAX_HISTORY, timeline.KINDS))
+
+
+def as_told(newest_first: Sequence[JournalRow]) -> tuple[timeline.Event, ...]:
+    """Oldest first."""
     return tuple(
-        timeline.Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=row.payload) for row in reversed(found)
+        timeline.Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=row.payload) for row in reversed(newest_first)
     )
 
 
@@ -313,14 +318,16 @@ def event_resource(row: JournalRow) -> dict[str, Any]:
     return {"seq": row.seq, "at": jobs.rfc3339(row.at_s), "at_s": row.at_s, "kind": row.kind, **row.payload}
 
 
-def recovery_resource(row: JournalRow) -> dict[str, Any]:
+def recovery_resource(row: JournalRow, tellings: Tellings) -> dict[str, Any]:
     payload = row.payload
+    event = timeline.Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=payload)
     return {
         "seq": row.seq,
         "at": jobs.rfc3339(row.at_s),
         "at_s": row.at_s,
         "bytes": payload["num_bytes"],
         "bytes_per_s": timeline.bytes_per_s(payload),
+        "known_by": [known.resource() for known in tellings.of(event)],
         **{key: value for key, value in payload.items() if key != "num_bytes"},
     }
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal_recovery.journal import CheckpointCommitted, NodeLost, NodeNoticed, RecoveryDone
+from shoal_recovery.journal import CheckpointCommitted, RecoveryDone
 from shoal_service import jobs
+from shoal_service.known_by import Tellings
 from shoal_service.timeline import PHASES, SOURCES, Event, Segment, bytes_per_s, duration, num_bytes, recoveries, stack
 
 _MEANINGS = {
@@ -184,36 +185,13 @@ def in_full(recoveries: Sequence[Event]) -> Sequence[Event]:
     return recoveries[-MAX_CARDS:]
 
 
-def told_by(payload: Mapping[str, Any], before: Sequence[Event]) -> tuple[str, ...]:
-    """How each node that a recovery was for came to be known to go, and how long before: from the entries of the
-    journal that stand before it."""
-    return tuple(
-        sentence
-        for name in (*payload.get("nodes_lost", ()), *payload.get("nodes_drained", ()))
-        if (sentence := _told(name, before)) is not None
-    )
-
-
-def _told(name: str, before: Sequence[Event]) -> str | None:
-    notice = next((e for e in reversed(before) if e.kind == NodeNoticed.kind and e.payload["node"] == name), None)
-    lost = next((e for e in reversed(before) if e.kind == NodeLost.kind and e.payload["node"] == name), None)
-    if notice is not None and (lost is None or lost.at_s >= notice.at_s):
-        said, left_s = notice.payload, notice.payload["lead_s"]
-        words = f"{name}: notice by {said['source']} ({said['why']}), {duration(left_s)} before its end"
-        return words if lost is None else f"{words}; lost {duration(lost.at_s - notice.at_s)} after that"
-    if lost is None:
-        return None
-    said = lost.payload
-    return f"{name}: without notice, {said['evidence']}; noticed after {duration(said['detect_s'])}"
-
-
 def recoveries_panel(
     found: Sequence[Event], stored: Sequence[Event], first_step_s: Mapping[int, float], history: Sequence[Event] = ()
 ) -> dict[str, Any]:
     """`stored` are checkpoints that were brought to the object store. `cards` are the newest recoveries, newest first,
     each with its waterfall, its sources and what the store alone would have taken; `lines` what came before these, and
     `total` bytes and seconds by source over all of them. `history` tells how nodes came to be known to go."""
-    drawn = recoveries(found, jobs.rfc3339)
+    drawn, tellings = recoveries(found, jobs.rfc3339), Tellings(history)
     cards = [
         {
             "item": item,
@@ -222,7 +200,7 @@ def recoveries_panel(
             "lines": source_lines(event.payload),
             "shards": shard_lines(event.payload),
             "num_shards": event.payload.get("num_shards", 0),
-            "told": told_by(event.payload, [each for each in history if each.seq < event.seq]),
+            "told": tuple(known.sentence for known in tellings.of(event)),
             "seq": event.seq,
         }
         for item, event in zip(drawn[-MAX_CARDS:], in_full(found), strict=True)

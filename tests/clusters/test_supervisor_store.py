@@ -135,10 +135,18 @@ def test_training_goes_on_while_a_folder_that_is_its_store_hangs(tmp_path: Path)
         disks.close()
 
 
-def test_of_a_checkpoint_only_what_no_survivor_has_comes_from_the_store(tmp_path: Path) -> None:
-    """A node dies with the one that has its copies: all go back to a checkpoint, and have kept their own of it."""
-    spec = job(tmp_path, (tmp_path / "store").as_uri(), steps=100_000)
-    cluster = ProcessCluster(tmp_path, {name: ("cpu-1t", 1) for name in "abcd"})
+@pytest.mark.parametrize("kind", ["folder", "rclone"])
+def test_of_a_checkpoint_only_what_no_survivor_has_comes_from_the_store(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A node dies with the one that has its copies: all go back to a checkpoint, and have kept their own of it. Also
+    where the store is one that ignores conditions."""
+    uri, environment = (tmp_path / "store").as_uri(), {}
+    if kind == "rclone":
+        environment = request.getfixturevalue("rclone_environment")
+        uri = new_place()
+    spec = job(tmp_path, uri, steps=100_000)
+    cluster = ProcessCluster(tmp_path, {name: ("cpu-1t", 1) for name in "abcd"}, environment=environment)
     try:
         with supervised(cluster, "part", spec) as running:
             running.eventually(lambda: running.events(CheckpointCommitted))

@@ -3,7 +3,6 @@ all bytes are what was summed, and the last one is the state of the undisturbed 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from shoal_recovery.checkpoints import list_manifests, load_manifest
 from shoal_recovery.crc import checksum
-from shoal_recovery.errors import ManifestUnreadable
+from shoal_recovery.errors import ManifestUnreadable, StoreError
 from shoal_recovery.journal import Entry, PlanAdopted
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest
 from shoal_recovery.store import Store
@@ -42,8 +41,14 @@ def check_stored(
     if newest_first[:1] != (steps,):
         return Stored(problems=(f"the newest checkpoint is not step {steps}",), worst=0.0)
     for step in reversed(newest_first):
-        with contextlib.suppress(ManifestUnreadable) if step in spoilt else contextlib.nullcontext():
+        try:
             manifests.append(load_manifest(store, job, step))
+        except ManifestUnreadable:
+            if step not in spoilt:
+                raise
+        except StoreError:
+            if step in list_manifests(store, job):  # else it was retired by now, as the oldest are after each new one
+                raise
     adopted = (entry.event for entry in entries)
     starts = {event.epoch: event.step for event in adopted if isinstance(event, PlanAdopted)}
     problems, worst = [*_order(manifests, starts)], 0.0

@@ -246,6 +246,9 @@ def test_the_whole_story_of_a_job(api: httpx.Client, connector: Connector) -> No
     recoveries = ok(api.get(f"/v1/jobs/{job_id}/recoveries"))
     assert [item["cause"] for item in recoveries["items"]] == ["node_lost", "node_joined"]
     assert recoveries["items"][0]["nodes_lost"] == ["spot-1"]
+    (known,) = recoveries["items"][0]["known_by"]
+    assert (known["node"], known["notice"], known["loss"]["evidence"]) == ("spot-1", None, "its connection closed")
+    assert recoveries["items"][1]["known_by"] == []
     assert recoveries["bytes"] == {"own": 62_800_000, "node": 16_400_000, "peer": 25_800_000, "store": 0}
     assert ok(api.get("/v1/jobs", params={"state": "succeeded"}))["items"][0]["id"] == job_id
 

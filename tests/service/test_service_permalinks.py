@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -12,7 +14,8 @@ from control_plane import Connector, Story, job_mapping, ok, story
 
 from shoal_recovery.journal import NodeLost, NodeNoticed, StepDone
 from shoal_service import views
-from shoal_service.panels_recovery import recoveries_panel, told_by
+from shoal_service.known_by import Known, Tellings
+from shoal_service.panels_recovery import recoveries_panel
 from shoal_service.timeline import Event, timeline
 
 HTML = {"Accept": "text/html"}
@@ -92,19 +95,30 @@ def test_a_recovery_tells_how_its_nodes_came_to_be_known_to_go(told: Story) -> N
     found = events(told)
     first = next(event for event in found if event.kind == "recovery_done")
     before = [event for event in found if event.seq < first.seq]
-    assert told_by(first.payload, before) == ("spot-1: without notice, its connection closed; noticed after 62 ms",)
-    notice = Event(
-        seq=1,
-        at_s=before[-1].at_s - 30,
-        kind="node_noticed",
-        payload={"node": "spot-1", "source": "aws", "why": "terminate", "lead_s": 120.0},
-    )
-    (early,) = told_by({"nodes_lost": (), "nodes_drained": ("spot-1",)}, [notice])
-    assert early == "spot-1: notice by aws (terminate), 2 min before its end"
-    (both,) = told_by(first.payload, [notice, *before])
-    assert both.startswith("spot-1: notice by aws (terminate), 2 min before its end; lost ")
-    assert told_by({"nodes_lost": ("other",)}, before) == ()
+    (alone,) = told_by(first, before)
+    assert alone.sentence == "spot-1: without notice, its connection closed; noticed after 62 ms"
+    loss = {"evidence": "its connection closed", "detect_s": 0.062}
+    expected = {"node": "spot-1", "notice": None, "loss": loss, "loss_after_notice_s": None}
+    assert alone.resource() == expected
+    said = {"source": "aws", "why": "terminate", "lead_s": 120.0}
+    notice = Event(seq=1, at_s=before[-1].at_s - 30, kind="node_noticed", payload={"node": "spot-1", **said})
+    (early,) = told_by(replace(first, payload={"nodes_lost": (), "nodes_drained": ("spot-1",)}), [notice])
+    assert early.sentence == "spot-1: notice by aws (terminate), 2 min before its end"
+    assert early.resource() == {"node": "spot-1", "notice": said, "loss": None, "loss_after_notice_s": None}
+    (both,) = told_by(first, [notice, *before])
+    assert both.sentence.startswith("spot-1: notice by aws (terminate), 2 min before its end; lost ")
+    assert both.resource()["notice"] == said and both.resource()["loss"] == loss
+    assert both.resource()["loss_after_notice_s"] > 0
+    assert told_by(replace(first, payload={"nodes_lost": ("other",)}), before) == ()
+    lost = next(event for event in before if event.kind == "node_lost")
+    later = replace(lost, seq=lost.seq + 1, at_s=lost.at_s + 9)
+    (second,) = told_by(replace(first, seq=lost.seq + 2), [notice, lost, later])
+    assert (second.notice, second.loss) == (None, later), "the notice was of the node's life before"
     done = [event for event in found if event.kind == "recovery_done"]
     shown = recoveries_panel(done, (), {}, found)
-    assert [card["told"] for card in shown["cards"]][-1] == told_by(first.payload, before)
+    assert [card["told"] for card in shown["cards"]][-1] == (alone.sentence,)
     assert {part.name: part.text for part in shown["total"]}["peer"] == "25.8 MB in 26 ms"
+
+
+def told_by(recovery: Event, before: Sequence[Event]) -> tuple[Known, ...]:
+    return Tellings(before).of(recovery)

@@ -15,6 +15,8 @@ from lora_ground import save_llama
 
 from shoal.cli import run
 from shoal.cli_verbs import overrides_of, show_dry_run
+from shoal.client import Client
+from shoal.errors import NotFound
 from shoal_service.jobs import rfc3339
 
 
@@ -43,6 +45,15 @@ def test_a_dry_run_says_plan_and_price_and_creates_nothing(api: httpx.Client, co
     assert listed(api) == []
     refused = api.post("/v1/jobs", params={"dry_run": "1"}, json=job_mapping(data={"uri": "file:///nowhere"}))
     assert (refused.status_code, refused.json()["param"]) == (422, "data.uri")
+
+
+def test_a_dry_run_is_made_in_the_project_that_the_job_is_for(api: httpx.Client, connector: Connector) -> None:
+    ok(api.post("/v1/projects", json={"id": "vision"}))
+    token = api.headers["Authorization"].removeprefix("Bearer ")
+    with Client(str(api.base_url), token) as client:
+        assert client.dry_run(job_mapping(), project="vision")["dry_run"] is True
+        with pytest.raises(NotFound, match="nowhere"):
+            client.dry_run(job_mapping(), project="nowhere")
 
 
 def test_a_dry_run_says_which_limits_do_not_suffice(

@@ -164,6 +164,7 @@ def test_what_else_there_is_to_see_of_a_job(
         (("recoveries", job_id), "node_joined"),
         (("recoveries", job_id), " ms  "),
         (("recoveries", job_id), "own "),
+        (("recoveries", job_id), "spot-1 was lost without notice (its connection closed), seen after 62 ms"),
         (("plans", job_id, "--svg", str(picture)), "node spot-1 was lost"),
         (("metrics", job_id), "GRAD_NORM"),
         (("clusters", "local"), "A100-80G"),
