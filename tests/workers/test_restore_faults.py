@@ -20,11 +20,12 @@ from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, ModelSpec, Trai
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit, load_manifest, put_shard
 from shoal_recovery.errors import StoreError
+from shoal_recovery.faults import Fault
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind, Manifest, Tier
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
-from shoal_workers.change import History, take_stock
+from shoal_workers.change import History, Interrupted, take_stock
 from shoal_workers.fetching import Failed, Fetcher, Sources
 from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState
@@ -206,17 +207,35 @@ def _vanish(ground: Ground, rng: random.Random, node: str) -> None:
 # --- a restore, as supervisor and ranks do it ---
 
 
+def _nothing() -> None:
+    pass
+
+
 def _restore(
-    ground: Ground, breaks: Callable[[], None] = lambda: None
+    ground: Ground, breaks: Callable[[], None] = _nothing
 ) -> tuple[int, list[LiveState], Supply, dict[str, int]]:
-    """Stock is taken, then `breaks` happens, then everything is brought: the step, and what ranks then have."""
+    """Stock is taken, then `breaks` happens, then everything is brought: the step, and what ranks then have. Where
+    nobody has what failed another attempt is made, which knows of that."""
+    faults: list[Fault] = []
+    while True:
+        known = len(faults)
+        try:
+            return _attempt(ground, breaks, faults)
+        except Interrupted:
+            assert len(faults) > known, "each attempt learns something"
+            breaks = _nothing
+
+
+def _attempt(
+    ground: Ground, breaks: Callable[[], None], faults: list[Fault]
+) -> tuple[int, list[LiveState], Supply, dict[str, int]]:
     contacts = tuple(
         Contact(node=node, index=None, address=agent.address, connection=ground.link, last_heard_s=0, last_word_s=0)
         for node, agent in ground.agents.items()
     )
     history = History(plans={1: _plan(*NODES)}, starts={1: 0, 2: DONE}, done_step=DONE)
     found = take_stock(JOB, ground.spec, {}, contacts, frozenset(), history, 10.0)
-    supply = Supply(2, JOB, ground.spec, AFTER, {}, found, history, [], lambda _: None)
+    supply = Supply(2, JOB, ground.spec, AFTER, {}, found, history, faults, lambda _: None)
     plan, step = supply.choose()
     assert plan is not None
     breaks()
@@ -305,6 +324,24 @@ def _run(ground: Ground, rng: random.Random, hit: Callable[[Ground, random.Rando
 def test_another_copy_is_used_whatever_breaks(make_ground: Callable[[], Ground], seed: int) -> None:
     rng = random.Random(seed)
     _run(make_ground(), rng, rng.choice((_one_copy_broken, _no_agent_left)), rng.random() < 0.4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("before", [True, False])
+def test_what_breaks_in_the_store_is_found_where_nothing_else_is_left(
+    make_ground: Callable[[], Ground], seed: int, before: bool
+) -> None:
+    """Before its step is chosen or while it is read: the checkpoint before takes its place, whole."""
+    rng, ground = random.Random(seed), make_ground()
+    for agent in ground.agents.values():
+        agent.close()
+    if before:
+        _break_store(ground, rng, DONE)
+    step, lives, supply, taken = _restore(ground, lambda: None if before else _break_store(ground, rng, DONE))
+    _check(step, lives)
+    assert step == OLDER or not supply.told(), "what nobody reads any more may break"
+    assert step == OLDER or not before
+    assert taken["store"] > 0
 
 
 @pytest.mark.long
