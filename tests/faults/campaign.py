@@ -115,6 +115,7 @@ class Campaign:
     def _judged(self, drill: Drill, job: JobSpec, expected: Reference, played: Played, stored: Stored | None) -> Line:
         found = judge(
             played.entries,
+            model=job.model,
             steps=job.train.steps,
             batch=job.train.global_batch,
             losses=expected.losses,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.job import ModelSpec
 from shoal_planner.plan import parse_plan
 from shoal_recovery.journal import (
     CheckpointCommitted,
@@ -17,6 +18,8 @@ from shoal_recovery.journal import (
     StateChanged,
     StepDone,
 )
+from shoal_recovery.placement import held_by
+from shoal_recovery.shard_map import shard_map
 
 TOLERANCE = 1e-4
 
@@ -49,11 +52,18 @@ class Verdict:
 
 
 def judge(
-    entries: Sequence[Entry], *, steps: int, batch: int, losses: Sequence[float], blows: Sequence[Blow], stored: bool
+    entries: Sequence[Entry],
+    *,
+    model: ModelSpec,
+    steps: int,
+    batch: int,
+    losses: Sequence[float],
+    blows: Sequence[Blow],
+    stored: bool,
 ) -> Verdict:
     """`stored`: the job has an object store, which works again by the end."""
     recoveries = [entry for entry in entries if isinstance(entry.event, RecoveryDone)]
-    held = [entry for entry in recoveries if _held(entries, entry, blows)]
+    held = [entry for entry in recoveries if _held(entries, entry, blows, model)]
     problems = [
         *_end(entries, steps, stored=stored),
         *_order(entries),
@@ -129,9 +139,8 @@ def _losses(entries: Sequence[Entry], losses: Sequence[float]) -> Iterator[str]:
 # --- what a recovery may cost ---
 
 
-def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow]) -> bool:
-    """Whether, of the epoch that had made a step safe before, no more nodes were out than it had copies of each: then
-    one of everything was left, wherever they stood."""
+def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow], model: ModelSpec) -> bool:
+    """Whether all that the epoch had made safe before stood on a node that was not out."""
     assert isinstance(recovery.event, RecoveryDone)
     before = _epoch_before(entries, recovery)
     if before is None:
@@ -140,8 +149,8 @@ def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow]) -> b
     out = {
         node for blow in blows if blow.at_s <= recovery.at_s and blow.healed_at_s >= before.at_s for node in blow.out
     }
-    there = {node.id for node in snapshot_from_mapping(before.event.snapshot).nodes}
-    return len(out & there) <= parse_plan(before.event.plan).copies and not there <= out
+    plan, nodes = parse_plan(before.event.plan), snapshot_from_mapping(before.event.snapshot).nodes
+    return all(holders - out for holders, _ in held_by(shard_map(plan, model), nodes, plan.copies))
 
 
 def _epoch_before(entries: Sequence[Entry], recovery: Entry) -> Entry | None:

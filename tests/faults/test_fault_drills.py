@@ -21,12 +21,14 @@ from faults.playing import NO_GOAL
 from servers import ProgramMissing
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node, snapshot_to_mapping
+from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
 from shoal_recovery.journal import Entry, Event, PlanAdopted, RecoveryDone, StateChanged, StepDone
 
 TESTS = Path(__file__).parent.parent
 LEAST_FAULTS, LEAST_DRILLS = 300, 40  # on Ray, where all plans are random
 STEPS, BATCH, LOSSES = 6, 2, (5.0, 4.5, 4.0, 3.6, 3.3, 3.1)
+MODEL = ModelSpec(layers=2, hidden=8, heads=2, ffn=16, vocab=32)
 
 
 def run(seeds: str, out: Path, *options: str, timeout_s: float) -> None:
@@ -213,7 +215,7 @@ GOOD: tuple[Event, ...] = (
 def problems(events: tuple[Event, ...], blows: tuple[Blow, ...] = (), *, stored: bool = False) -> tuple[str, ...]:
     """Entries are a second apart."""
     entries = [Entry(seq=index, at_s=float(index), event=event) for index, event in enumerate(events, start=1)]
-    return judge(entries, steps=STEPS, batch=BATCH, losses=LOSSES, blows=blows, stored=stored).problems
+    return judge(entries, model=MODEL, steps=STEPS, batch=BATCH, losses=LOSSES, blows=blows, stored=stored).problems
 
 
 def blow(*out: str, at_s: float = 5.5) -> Blow:
@@ -230,6 +232,15 @@ def test_one_that_went_back_too_far_is_not_unless_no_copy_was_left() -> None:
     assert "1 safe steps lost, 1 done again, from 3 back to 1" in problem
     assert problems(events, (blow("b", "c"), blow("a"))) == ()
     assert problems(events, (blow("a", "b", "c", at_s=100.0),)), "that was later"
+
+
+def test_copies_may_survive_more_losses_than_there_are_copies() -> None:
+    """Of four nodes with a copy each on the next one two that are not neighbours."""
+    begun = (plan_of(1, 0, "abcd"), *GOOD[1:5])
+    events = (*begun, plan_of(2, 1, "bd"), step(2, 2), step(2, 3), recovered(2, 1, redone=1, lost=1), *GOOD[8:])
+    (problem,) = problems(events, (blow("a", "c"),))
+    assert "a copy survived" in problem
+    assert problems(events, (blow("a", "b"),)) == ()
 
 
 def test_nothing_is_read_from_the_store_while_a_copy_is_left() -> None:
