@@ -25,8 +25,7 @@ class Known:
     def resource(self) -> dict[str, Any]:
         notice = self.notice and {name: self.notice.payload[name] for name in ("source", "why", "lead_s")}
         loss = self.loss and {name: self.loss.payload[name] for name in ("evidence", "detect_s")}
-        both = self.notice is not None and self.loss is not None
-        after_s = self.loss.at_s - self.notice.at_s if both and self.loss and self.notice else None
+        after_s = None if self.notice is None or self.loss is None else self.loss.at_s - self.notice.at_s
         return {"node": self.node, "notice": notice, "loss": loss, "loss_after_notice_s": after_s}
 
     @property
