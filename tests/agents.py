@@ -133,3 +133,23 @@ def write_snapshot(
     with open(slots.paths[begun.slot], "r+b") as file:
         file.write(content)
     return content
+
+
+def watch(agent: RunningAgent) -> Connection:
+    connection = agent.connect()
+    connection.send(m.encode(m.Watch(job="job", after_step=0)))
+    return connection
+
+
+def next_word(connection: Connection) -> m.Uploaded | m.UploadDelayed:
+    while True:
+        message = m.decode(connection.receive()[0])
+        if not isinstance(message, m.Heartbeat):
+            assert isinstance(message, m.Uploaded | m.UploadDelayed)
+            return message
+
+
+def next_report(connection: Connection) -> m.Uploaded:
+    word = next_word(connection)
+    assert isinstance(word, m.Uploaded)
+    return word

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.numpy
-from agents import RunningAgent, open_slots, running_agents, start_agent, write_snapshot
+from agents import RunningAgent, next_report, next_word, open_slots, running_agents, start_agent, watch, write_snapshot
 
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.journal import NodeLost, StepDone
@@ -327,26 +327,6 @@ def test_an_agent_that_cannot_write_is_no_keeper(tmp_path: Path, eventually: obj
 
 
 # --- the object store ---
-
-
-def watch(agent: RunningAgent) -> Connection:
-    connection = agent.connect()
-    connection.send(m.encode(m.Watch(job="job", after_step=0)))
-    return connection
-
-
-def next_word(connection: Connection) -> m.Uploaded | m.UploadDelayed:
-    while True:
-        message = m.decode(connection.receive()[0])
-        if not isinstance(message, m.Heartbeat):
-            assert isinstance(message, m.Uploaded | m.UploadDelayed)
-            return message
-
-
-def next_report(connection: Connection) -> m.Uploaded:
-    word = next_word(connection)
-    assert isinstance(word, m.Uploaded)
-    return word
 
 
 def test_uploads_go_when_they_are_due_and_are_reported_to_whoever_watches(

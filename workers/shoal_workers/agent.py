@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, assert_never
@@ -260,7 +261,7 @@ class Agent:
                 return m.Done(problem=problem)
         if owner.uploads(request.step):
             assert owner.opened.upload_uri is not None
-            self._upload(request.job, request.name, request.step, owner.opened.upload_uri)
+            self._beside(request, partial(self._bring, request.job, owner.opened.upload_uri))
         return m.Done()
 
     def _send_copy(
@@ -297,10 +298,20 @@ class Agent:
             connection.read_into(self._shards.slot(request.job, request.name, request.step))
             self._shards.seal(request.job, request.name, request.step, request.checksums)
             if request.uri is not None:
-                snapshot = self._shards.sealed(request.job, request.name, request.step)
-                content = self._shards.slot(request.job, request.name, request.step)
-                self._stored.add(request.job, snapshot, request.uri, content)
+                self._beside(request, partial(self._keep_stored, request.job, request.uri))
         return m.Done()
+
+    def _beside(self, held: m.SealSnapshot | m.PutSnapshot, write: Callable[[Snapshot, memoryview], None]) -> None:
+        """Brings to the disk what stands in memory and is safe there: nobody waits for it, but whoever needs the
+        memory for another step before that is done."""
+        reading = contextlib.ExitStack()
+        snapshot, content = reading.enter_context(self._shards.reading(held.job, held.name, held.step))
+
+        def work() -> None:
+            with reading:
+                write(snapshot, content)
+
+        threading.Thread(target=work, name="to-disk", daemon=True).start()
 
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
         """What is written over meanwhile does not have the checksums any more that the other side expects."""
@@ -336,8 +347,15 @@ class Agent:
 
     def _upload(self, job: str, name: str, step: int, uri: str) -> None:
         if not self._uploads.again(job, name, step):
-            snapshot = self._shards.sealed(job, name, step)
-            self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
+            with self._shards.reading(job, name, step) as (snapshot, content):
+                self._uploads.add(job, snapshot, uri, content)
+
+    def _bring(self, job: str, uri: str, snapshot: Snapshot, content: memoryview) -> None:
+        if not self._uploads.again(job, snapshot.name, snapshot.step):
+            self._uploads.add(job, snapshot, uri, content)
+
+    def _keep_stored(self, job: str, uri: str, snapshot: Snapshot, content: memoryview) -> None:
+        self._stored.add(job, snapshot, uri, content)
 
     def _also(self, order: m.AlsoUpload) -> None:
         for (job, _), owner in list(self._owners.items()):

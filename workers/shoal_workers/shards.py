@@ -53,8 +53,8 @@ def epoch_of(name: str) -> int:
 
 @dataclass(slots=True)
 class _File:
-    """`num_users`: how many conversations write into the slots, or read what must not change, at this moment. `steps`
-    are those that were begun last, by slot."""
+    """`num_users`: how many conversations write into the slots, or read what must not change, at this moment;
+    `num_readers`: the latter, by slot. `steps` are those that were begun last, by slot."""
 
     layout: tuple[ShardKey, ...]
     layout_sum: str
@@ -62,6 +62,7 @@ class _File:
     num_bytes: int
     slots: SlotFiles
     num_users: int = 0
+    num_readers: list[int] = field(default_factory=lambda: [0] * NUM_SLOTS)
     steps: list[int] = field(default_factory=lambda: [_NO_STEP] * NUM_SLOTS)
 
     @property
@@ -74,8 +75,11 @@ class _File:
             raise KeyError(f"step {step}")
         return self.steps.index(step)
 
-    def next_slot(self, step: int) -> int:
-        """In place of what is not whole, or else of the older; even steps lie in the first where there is a choice."""
+    def slot_for(self, step: int) -> int:
+        """Where it was begun before. Else in place of what is not whole, or of the older; even steps lie in the first
+        where there is a choice."""
+        if step in self.steps:
+            return self.slot_of(step)
         free = [slot for slot in range(NUM_SLOTS) if not self.seal_path(slot).exists()]
         if not free:
             return self.steps.index(min(self.steps))
@@ -130,6 +134,7 @@ class ShardStore:
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
         self._made_some = threading.Condition(self._lock)
+        self._was_read = threading.Condition(self._lock)
         self._making: defaultdict[str, list[int]] = defaultdict(list)  # sizes of spares that are on their way
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of who makes spares for a job
         self._wanted: dict[tuple[str, bool], Sizes] = {}  # of a job, for whether nodes join or are lost
@@ -250,12 +255,29 @@ class ShardStore:
             with self._lock:
                 file.num_users -= 1
 
+    @contextlib.contextmanager
+    def reading(self, job: str, name: str, step: int) -> Iterator[tuple[Snapshot, memoryview]]:
+        """A sealed snapshot and its bytes, which stay as they are meanwhile. Raises KeyError, OSError."""
+        with self.used(job, name):
+            with self._lock:
+                file, snapshot = self._file(job, name), self._sealed(job, name, step)
+                slot = file.slot_of(step)
+                content = file.view(slot)
+                file.num_readers[slot] += 1
+            try:
+                yield snapshot, content
+            finally:
+                with self._lock:
+                    file.num_readers[slot] -= 1
+                    self._was_read.notify_all()
+
     def begin(self, job: str, name: str, step: int) -> int:
         """From now on the slot of this step, which is answered, holds nothing: that of the older step, unless this one
-        was begun before. Raises KeyError when the snapshot was never opened."""
+        was begun before. Waits as long as somebody is `reading` it. Raises KeyError when the snapshot was never
+        opened."""
         with self._lock:
-            file = self._file(job, name)
-            slot = file.slot_of(step) if step in file.steps else file.next_slot(step)
+            while (file := self._file(job, name)).num_readers[slot := file.slot_for(step)]:
+                self._was_read.wait()
             file.steps[slot] = step
             file.seal_path(slot).unlink(missing_ok=True)
             return slot
@@ -303,8 +325,11 @@ class ShardStore:
     def sealed(self, job: str, name: str, step: int) -> Snapshot:
         """Raises KeyError when the node does not hold this snapshot whole."""
         with self._lock:
-            file = self._file(job, name)
-            seal = self._read_seal(file, job, name, file.slot_of(step)) if step in file.steps else None
+            return self._sealed(job, name, step)
+
+    def _sealed(self, job: str, name: str, step: int) -> Snapshot:
+        file = self._file(job, name)
+        seal = self._read_seal(file, job, name, file.slot_of(step)) if step in file.steps else None
         if seal is None or seal[0] != step:
             raise KeyError(f"{name} of step {step}")
         return Snapshot(node=self._node, name=name, step=step, pieces=file.pieces(seal[1]))

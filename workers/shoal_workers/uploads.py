@@ -1,4 +1,4 @@
-"""Brings snapshots into the object store, in the background: a step never waits for more than a copy to local disk.
+"""Brings snapshots into the object store, in the background, by way of a copy on local disk.
 
 Owns the copies on disk, a thread for each job that has some, and the reports about it. While the store cannot be used,
 or is slow, a few copies wait; what an agent that died has left is brought by the next one of its node, once somebody
@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +87,7 @@ class Uploads:
         self._left: list[_Task] = []
         self._done: defaultdict[str, list[Uploaded]] = defaultdict(list)
         self._delayed: dict[str, UploadDelayed] = {}
+        self._lives = Counter[str]()  # of jobs: how often each was forgotten
         self._watchers: defaultdict[str, list[queue.SimpleQueue[Report]]] = defaultdict(list)
 
     def start(self) -> None:
@@ -95,7 +96,8 @@ class Uploads:
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
         """Returns as soon as `content` may be overwritten. A disk that is full, or hangs, costs this checkpoint, never
-        the step."""
+        the step; and so does the end of the job meanwhile."""
+        life = self._lives[job]
         # Numbered: a snapshot may be asked for again while it is still on its way.
         path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
         try:
@@ -103,29 +105,34 @@ class Uploads:
         except OSError as error:
             self._tell(_result(job, snapshot, (), f"no copy on the node's disk: {error}"))
             return
-        self._enqueue(task)
+        self._enqueue(task, life)
 
     def again(self, job: str, name: str, step: int) -> bool:
         """What is kept of what was brought is brought once more, if it is."""
         file = self._stored.find(job, name, step)
         if file is not None:
-            self._enqueue(_Task(file=file, since_s=self._clock()))
+            self._enqueue(_Task(file=file, since_s=self._clock()), self._lives[job])
         return file is not None
 
-    def _enqueue(self, task: _Task) -> None:
-        job = task.job
+    def _enqueue(self, task: _Task, life: int) -> None:
         with self._changed:
-            self._tasks.append(task)
-            self._set_to_work(job)
-            pending = self._steps(job)
-            oldest_s = self._clock() - min(one.since_s for one in self._tasks if one.job == job)
-            if len(pending) > 1 and oldest_s > _SLOW_AFTER_S:
-                self._delay(job, f"step {pending[0]} is still on its way after {oldest_s:.0f} s")
-            given_up = self._cut_down(job, pending)
+            is_over = self._lives[task.job] != life
+            given_up = [task] if is_over else self._take_on(task)
         self._remove(given_up)
-        for one in given_up:
+        for one in () if is_over else given_up:
             problem = "given up for other steps: the store does not take them as fast as they come"
-            self._tell(_result(job, one.file.snapshot, (), problem))
+            self._tell(_result(one.job, one.file.snapshot, (), problem))
+
+    def _take_on(self, task: _Task) -> list[_Task]:
+        """Those that make way for it. The caller has the lock."""
+        job = task.job
+        self._tasks.append(task)
+        self._set_to_work(job)
+        pending = self._steps(job)
+        oldest_s = self._clock() - min(one.since_s for one in self._tasks if one.job == job)
+        if len(pending) > 1 and oldest_s > _SLOW_AFTER_S:
+            self._delay(job, f"step {pending[0]} is still on its way after {oldest_s:.0f} s")
+        return self._cut_down(job, pending)
 
     def _written(self, path: Path, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> ShardFile:
         """Even if what is in the store already must go for it. Raises OSError."""
@@ -183,6 +190,7 @@ class Uploads:
         with self._changed:
             self._done.pop(job, None)
             self._delayed.pop(job, None)
+            self._lives[job] += 1
             over = [task for task in self._tasks + self._left if task.job == job]
             self._tasks = [task for task in self._tasks if task not in over]
             self._left = [task for task in self._left if task not in over]
