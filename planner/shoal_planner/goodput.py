@@ -125,13 +125,15 @@ def expected_goodput(
     *,
     copies: int,
     figures: RecoveryFigures = DEFAULT_FIGURES,
+    into: Mapping[str, float] | None = None,
 ) -> Goodput:
-    """What a scored plan gets done if each state stands on so many other nodes; `pools` by node id.
+    """What a scored plan gets done if each state stands on so many other nodes. By node id: `pools`, and the bytes per
+    second that come `into` a node, where more is known of them than what its interfaces carry.
 
     Nodes that the plan leaves unused keep copies for others; their own losses interrupt nothing. Raises InvalidField if
     a node has no pool, or there are too few nodes for the copies.
     """
-    return _Fleet(plan, job, snapshot, pools, figures).goodput(copies)
+    return _Fleet(plan, job, snapshot, pools, figures, into).goodput(copies)
 
 
 def choose_copies(
@@ -141,13 +143,15 @@ def choose_copies(
     pools: Mapping[str, PoolNode],
     *,
     figures: RecoveryFigures = DEFAULT_FIGURES,
+    into: Mapping[str, float] | None = None,
 ) -> CopiesChoice:
     """The number of copies with the highest expected goodput, of those that the hosts have room for: at least one where
     nodes can be lost, as a safe step is not given up for speed unless the user says so.
 
-    Where the job states a number, it is the only one compared. Raises InvalidField as `expected_goodput` does.
+    Where the job states a number, it is the only one compared. `into` is what it is in `expected_goodput`, and
+    InvalidField is raised as there.
     """
-    fleet = _Fleet(plan, job, snapshot, pools, figures)
+    fleet = _Fleet(plan, job, snapshot, pools, figures, into)
     asked = job.checkpoint.copies
     wanted = range(min(MOST_COPIES, len(fleet.nodes) - 1) + 1) if asked == "auto" else (asked,)
     options = tuple(fleet.goodput(copies) for copies in wanted if copies == min(wanted) or fleet.fits(copies))
@@ -176,6 +180,7 @@ class _Fleet:
         snapshot: ClusterSnapshot,
         pools: Mapping[str, PoolNode],
         figures: RecoveryFigures,
+        into: Mapping[str, float] | None,
     ) -> None:
         assert plan.prediction is not None, "a plan is scored before its goodput is asked for"
         self.prediction: Prediction = plan.prediction
@@ -186,6 +191,7 @@ class _Fleet:
             if node.id not in pools:
                 raise InvalidField("pools", sorted(pools), f"must say to which pool {node.id} belongs")
         self.pools = pools
+        self.into = into or {node.id: node.inter_bytes_per_s * node.nics for node in self.nodes}
         self.held = held_state(plan, job)
         self.owned = {node.id: 0.0 for node in self.nodes}
         for held in self.held:
@@ -248,14 +254,14 @@ class _Fleet:
 
         def node_s(node: Node) -> float:
             mine = kept.get(node.id, _NOTHING)
-            wire_s = max(mine.sent, mine.received) / (node.inter_bytes_per_s * node.nics)
+            wire_s = max(mine.sent, mine.received) / self.into[node.id]
             return max(wire_s, (mine.vouched + mine.mirrored) / node.devices / self.figures.device_bytes_per_s)
 
         return OPTIMIZER_BYTES * max(map(node_s, self.nodes))
 
     def _move_s(self) -> float:
         """A re-plan gives most nodes other layers: each fetches as much state as it holds."""
-        return max(self.owned[node.id] * OPTIMIZER_BYTES / (node.inter_bytes_per_s * node.nics) for node in self.nodes)
+        return max(self.owned[node.id] * OPTIMIZER_BYTES / self.into[node.id] for node in self.nodes)
 
     def _capacity(self) -> float:
         """The share of the nodes that is there, those that await a replacement left out."""

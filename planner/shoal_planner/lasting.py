@@ -23,7 +23,7 @@ from shoal_planner.goodput import (
     expected_goodput,
 )
 from shoal_planner.levels import Level
-from shoal_planner.moving import Outlook
+from shoal_planner.moving import Outlook, rates_into
 from shoal_planner.plan import Plan
 from shoal_planner.pools import PoolRate, node_pools, pool_rates, rates_known
 from shoal_planner.score import score_with
@@ -49,6 +49,7 @@ class Losses:
         self.costs = costs
         self.known = rates_known(costs.snapshot, outlook.pools)
         self._pools = node_pools(costs.snapshot, outlook.pools)
+        self._into = rates_into(costs) if self.known else {}
         self._figures = RecoveryFigures(fixed_s=min(1e6, outlook.restart_s))
         self._choices: dict[str, CopiesChoice] = {}
 
@@ -127,14 +128,20 @@ class Losses:
         if not self.known:
             return None
         found = expected_goodput(
-            plan, self.costs.job, self.costs.snapshot, self._pools, copies=plan.copies, figures=self._figures
+            plan,
+            self.costs.job,
+            self.costs.snapshot,
+            self._pools,
+            copies=plan.copies,
+            figures=self._figures,
+            into=self._into,
         )
         return self._expected(found, (found,), "")
 
     def _choice(self, plan: Plan) -> CopiesChoice:
         if plan.plan_id not in self._choices:
             self._choices[plan.plan_id] = choose_copies(
-                plan, self.costs.job, self.costs.snapshot, self._pools, figures=self._figures
+                plan, self.costs.job, self.costs.snapshot, self._pools, figures=self._figures, into=self._into
             )
         return self._choices[plan.plan_id]
 

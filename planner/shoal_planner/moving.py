@@ -79,15 +79,23 @@ def move(before: Plan, after: Plan, costs: CostModel, outlook: Outlook) -> Move:
     arriving = arriving_bytes(before, after, costs)
     total = sum(arriving.values())
     rates = [costs.node_rate(node.id) for node in costs.snapshot.nodes]
-    slowest_s = max((num_bytes / _rate(node_id, costs) for node_id, num_bytes in arriving.items()), default=0.0)
+    slowest_s = max((num_bytes / rate_into(node_id, costs) for node_id, num_bytes in arriving.items()), default=0.0)
     return Move(moved_bytes=total, pause_s=outlook.restart_s + max(slowest_s, total / sum(rates)))
 
 
-def _rate(node_id: str, costs: CostModel) -> float:
-    """Bytes per second into a node: of its interfaces, over the best link that it has to any other node."""
+def rate_into(node_id: str, costs: CostModel) -> float:
+    """Bytes per second into a node: of its interfaces, over the best link that it has to any other node, as measured
+    where that was."""
     some = {costs.kind(node.id): node.id for node in costs.snapshot.nodes if node.id != node_id}
     best = max((costs.link(other, node_id).bytes_per_s for other in some.values()), default=float("inf"))
     return min(costs.node_rate(node_id), best * costs.node(node_id).nics)
+
+
+def rates_into(costs: CostModel) -> dict[str, float]:
+    """`rate_into` of each node."""
+    nodes = [node.id for node in costs.snapshot.nodes]
+    of_kind = {kind: rate_into(node_id, costs) for kind, node_id in {costs.kind(one): one for one in nodes}.items()}
+    return {node_id: of_kind[costs.kind(node_id)] for node_id in nodes}
 
 
 def arriving_bytes(before: Plan, after: Plan, costs: CostModel) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal_planner.cluster import Node
 from shoal_planner.distinct import distinct
-from shoal_planner.pools import pool_name
+from shoal_planner.pools import pools_of
 
 # So many times less host memory per copy than elsewhere, and another zone is no reason any more.
 _MUCH_SMALLER = 64
@@ -33,9 +33,9 @@ def backups(nodes: tuple[Node, ...], copies: int, *, apart: bool = True) -> Mapp
     ids, counted round from the node itself. Parts of the machine that has the state already go last: they fail with it.
 
     Of nodes that keep as few copies for their host memory, those of a pool that has no copy yet go first, as spot nodes
-    of one pool are taken together; then those on demand, which are not taken at all. `apart`: also of nodes that keep
-    up to twice as many as the fewest. Without it copies are spread as evenly as zones let them, for where hosts have no
-    room for more.
+    of one pool are taken together; then those that are lost least often, by the rates that the cluster file states, or
+    else what is known of such nodes everywhere. `apart`: also of nodes that keep up to twice as many as the fewest.
+    Without it copies are spread as evenly as zones let them, for where hosts have no room for more.
     """
     ring = _Ring(tuple(sorted(nodes, key=lambda node: node.id)), apart=apart)
     # One copy of every node before the second of any: so the evenness of first choices does not hang on later ones.
@@ -62,13 +62,14 @@ class Placement:
     """Where the copies of state on these nodes stand, one rule for those who plan and those who send.
 
     `by_owners`: nodes whose ranks own the same state take the place of backups that would have to be sent it, as long
-    as copies stand in as many zones with them, unless their hosts are far smaller; those in other pools first. Without
-    it they count only where they are backups anyway. `apart` as in `backups`.
+    as copies stand in as many zones with them, unless their hosts are far smaller; those in other pools first, and then
+    those that are lost least often. Without it they count only where they are backups anyway. `apart` as in `backups`.
     """
 
     def __init__(self, nodes: tuple[Node, ...], copies: int, *, by_owners: bool = True, apart: bool = True) -> None:
         self._backups = backups(nodes, copies, apart=apart)
         self._nodes = {node.id: node for node in nodes}
+        self._pools = pools_of(nodes)
         self._by_owners = by_owners
         self._found: dict[tuple[str, frozenset[str]], Copies] = {}
 
@@ -87,8 +88,12 @@ class Placement:
         chosen = list(self._backups[home])
         if not self._by_owners or owners.issuperset(chosen):
             return chosen
-        same_pool = {node: self._pool(node) == self._pool(home) for node in owners}
-        left = sorted(owners.difference(chosen, (home,)), key=lambda node: (same_pool[node], node < home, node))
+
+        def last(node: str) -> tuple[bool, float, bool, str]:
+            pool = self._pools[node]
+            return pool.pool == self._pools[home].pool, pool.rate.per_node_h, node < home, node
+
+        left = sorted(owners.difference(chosen, (home,)), key=last)
         for place, backup in enumerate(chosen):
             suiting = (owner for owner in left if backup not in owners and self._suits(home, chosen, place, owner))
             owner = next(suiting, None)
@@ -108,9 +113,6 @@ class Placement:
 
     def _zones(self, home: str, chosen: list[str]) -> int:
         return len({self._nodes[node].zone for node in (home, *chosen)})
-
-    def _pool(self, node: str) -> str:
-        return pool_name(self._nodes[node])
 
 
 def placements(nodes: tuple[Node, ...], copies: int, *, shared: bool) -> Iterator[Placement]:
@@ -142,9 +144,10 @@ class _Ring:
         machines = {machine: number for number, machine in enumerate(dict.fromkeys(map(_machine, nodes)))}
         self._machine = np.array([machines[_machine(node)] for node in nodes], dtype=np.int64)
         self._num_machines = len(machines)
-        pools = {pool: number for number, pool in enumerate(dict.fromkeys(map(pool_name, nodes)))}
-        self._pool = np.array([pools[pool_name(node)] for node in nodes], dtype=np.int64)
-        self._on_demand = np.array([not node.spot for node in nodes], dtype=np.bool_)
+        pool_of = pools_of(nodes)
+        pools = {pool: number for number, pool in enumerate(dict.fromkeys(found.pool for found in pool_of.values()))}
+        self._pool = np.array([pools[pool_of[node.id].pool] for node in nodes], dtype=np.int64)
+        self._lost_per_h = np.array([pool_of[node.id].rate.per_node_h for node in nodes])
         self._num_pools = len(pools)
         self._slack = _SMALLER if apart else 1
 
@@ -166,9 +169,10 @@ class _Ring:
             crowded = np.where(fresh, crowded, np.inf) if fresh.any() else crowded
         if self._num_pools > 1:
             near = crowded <= self._slack * crowded.min()
-            for liked in (~np.isin(self._pool, self._pool[taken]), self._on_demand):
-                near = near & liked if (near & liked).any() else near
-            crowded = np.where(near, crowded, np.inf)
+            fresh = near & ~np.isin(self._pool, self._pool[taken])
+            near = fresh if fresh.any() else near
+            rarest = self._lost_per_h[near].min()
+            crowded = np.where(near & (self._lost_per_h <= rarest), crowded, np.inf)
         least = np.flatnonzero(crowded <= crowded.min())
         after = least[least > place]
         return int(after[0] if len(after) else least[0])

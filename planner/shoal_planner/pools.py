@@ -58,9 +58,14 @@ def pool_name(node: Node) -> str:
 def node_pools(snapshot: ClusterSnapshot, seen: Pools | None = None) -> dict[str, PoolNode]:
     """For each node what was `seen` of it, else what the cluster file states, else what holds for such nodes
     everywhere."""
+    return pools_of(snapshot.nodes, seen)
+
+
+def pools_of(nodes: Iterable[Node], seen: Pools | None = None) -> dict[str, PoolNode]:
+    """As `node_pools`."""
     found: dict[str, PoolNode] = {}
     made: dict[object, PoolNode] = {}
-    for node in snapshot.nodes:
+    for node in nodes:
         if seen and node.id in seen:
             found[node.id] = seen[node.id]
             continue

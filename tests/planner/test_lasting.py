@@ -17,7 +17,7 @@ from shoal_planner.lasting import Losses
 from shoal_planner.moving import UNKNOWN, Outlook, uptime_s
 from shoal_planner.pools import PoolNode, Sighting, node_pools, rates_known, seen_pools
 from shoal_planner.preemption import PUBLIC_PRIOR, PreemptionRate
-from shoal_planner.profile import Profile
+from shoal_planner.profile import KindLink, Profile, link_kind
 from shoal_planner.search import PlanResult, plan
 
 JOB = rent_job(batch=64)
@@ -57,6 +57,20 @@ def test_copies_are_chosen_by_what_they_save_and_cost() -> None:
     assert "is planned only where checkpoint.copies is 0" in slow.plan.reason
     assert planned(cluster(inter_gbit_per_s=0.02), rare, every_steps=1, copies=0).plan.copies == 0
     assert planned(cluster(), SHAKEN, copies=1).plan.copies == 1
+
+
+def test_what_copies_cost_follows_from_links_as_they_were_measured() -> None:
+    snapshot = cluster(preemptions_per_hour=0.5)
+    spec = rent_job(batch=64, every_steps=1)
+    label = plan(spec, snapshot).plan
+    kind = link_kind(snapshot.nodes[0])
+    slow = KindLink(from_kind=kind, to_kind=kind, latency_s=1e-4, bytes_per_s=2.5e6, source="measured")
+    stated, measured = (
+        Losses(CostModel(spec, snapshot, profile), UNKNOWN).expected(label)
+        for profile in (Profile(), Profile(kind_links=(slow,)).on(snapshot.nodes))
+    )
+    assert stated is not None and measured is not None
+    assert measured.goodput.step_s > 100 * stated.goodput.step_s
 
 
 def test_a_job_that_lost_a_node_keeps_the_copy_of_its_state() -> None:

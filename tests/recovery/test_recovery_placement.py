@@ -64,16 +64,31 @@ def test_four_nodes_in_two_zones() -> None:
     assert backups(nodes, 1) == {"a": ("c",), "b": ("d",), "c": ("a",), "d": ("b",)}
 
 
-pooled_nodes = st.lists(st.tuples(st.sampled_from("xy"), st.booleans()), max_size=9).map(
-    lambda kinds: tuple(_node(f"n{index}", zone, spot=spot) for index, (zone, spot) in enumerate(kinds))
-)
+# By whether they are spot, how often they are said to be lost.
+RATES = {None: 0.02, False: 1e-4, 0.001: 0.001, 3.0: 3.0}
+
+
+def _pooled(kinds: list[tuple[str, float | bool | None]]) -> tuple[Node, ...]:
+    nodes = (_node(f"n{index}", zone, spot=rate is not False) for index, (zone, rate) in enumerate(kinds))
+    return tuple(
+        node if rate is None or rate is False else dataclasses.replace(node, preemptions_per_hour=rate)
+        for node, (_, rate) in zip(nodes, kinds, strict=True)
+    )
+
+
+pooled_nodes = st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from(list(RATES))), max_size=9).map(_pooled)
+
+
+def pool_of(node: Node) -> tuple[str, float | bool | None]:
+    return pool_name(node), node.preemptions_per_hour if node.spot else False
 
 
 @given(pooled_nodes, st.integers(0, 3))
 def test_the_first_copy_leaves_its_pool_wherever_that_keeps_load_within_twice_the_least(
     nodes: tuple[Node, ...], copies: int
 ) -> None:
-    """And as many zones are reached; each node's choice is looked at when it was made."""
+    """To where nodes are lost least often; and as many zones are reached. Each node's choice is looked at when it was
+    made."""
     chosen, even, by_id = backups(nodes, copies), backups(nodes, copies, apart=False), {node.id: node for node in nodes}
     load: Counter[str] = Counter()
     for home, others in chosen.items() if copies else ():
@@ -85,8 +100,9 @@ def test_the_first_copy_leaves_its_pool_wherever_that_keeps_load_within_twice_th
             continue
         least = min(load[other] + 1 for other in suiting)
         near = [other for other in suiting if load[other] + 1 <= 2 * least]
-        apart = [other for other in near if pool_name(by_id[other]) != pool_name(by_id[home])] or near
-        steady = [other for other in apart if not by_id[other].spot] or apart
+        apart = [other for other in near if pool_of(by_id[other]) != pool_of(by_id[home])] or near
+        lost = {other: RATES[pool_of(by_id[other])[1]] for other in apart}
+        steady = [other for other in apart if lost[other] == min(lost.values())]
         assert others[0] in steady and load[others[0]] == min(load[other] for other in steady)
         load[others[0]] += 1
     assert backups(tuple(reversed(nodes)), copies) == chosen
@@ -100,6 +116,16 @@ def test_an_owner_in_another_pool_mirrors_first() -> None:
     assert placement.copies("a", frozenset("bd")) == Copies(live=("d",), sent=())
     assert Placement(nodes, 1, apart=False).copies("a", frozenset("cd")) == Copies(live=("d",), sent=())
     assert placement.copies("a", frozenset("bc")) == Copies(live=("b",), sent=()), "what is live is not sent"
+
+
+def test_of_other_pools_owners_that_are_lost_least_often_mirror_first() -> None:
+    often, seldom = (
+        dataclasses.replace(_node(name, name, spot=True), preemptions_per_hour=rate)
+        for name, rate in (("b", 2.0), ("c", 0.1))
+    )
+    nodes = (_node("a", spot=True), often, seldom, _node("d", "d"))
+    assert backups(nodes, 1)["a"] == ("d",)
+    assert Placement(nodes, 1).copies("a", frozenset("bc")) == Copies(live=("c",), sent=())
 
 
 # --- state that several nodes own ---
