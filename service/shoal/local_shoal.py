@@ -29,6 +29,7 @@ CLUSTER_ID = "local"
 _SERVER_START_S = 60.0
 _CLUSTER_START_S = 180.0
 _STOP_S = 30.0
+_LAST_BYTES = 2000  # of a log, in an error
 
 # One device that is worth two threads and has room for the whole model, and three half as fast that hold a part of it:
 # the kinds differ in fact, and no symmetric plan uses them well.
@@ -155,7 +156,7 @@ class LocalShoal:
         while True:
             for part, process in (("server", self._server), ("cluster", self._cluster)):
                 if process is not None and process.poll() is not None:
-                    raise LocalShoalFailed(f"the {part} ended with status {process.returncode}; see {self._log(part)}")
+                    raise LocalShoalFailed(f"the {part} ended with status {process.returncode}{self._told(part)}")
             time.sleep(0.5)
 
     def stop(self) -> None:
@@ -182,7 +183,7 @@ class LocalShoal:
                     client.nodes()
                 return
             time.sleep(0.1)
-        raise LocalShoalFailed(f"the control plane does not answer at {self.url}; see {self._log('server')}")
+        raise LocalShoalFailed(f"the control plane does not answer at {self.url}{self._told('server')}")
 
     def _start_cluster(self) -> None:
         with self._log("cluster").open("a", encoding="utf-8") as log:
@@ -212,7 +213,7 @@ class LocalShoal:
                 if answer["event"] == "error":
                     raise LocalShoalFailed(f"{answer['problem']}; see {self._log('cluster')}")
                 if answer["event"] == "stopped":  # it could not go on, as where a node does not start in time
-                    raise LocalShoalFailed(f"the local cluster could not be started; see {self._log('cluster')}")
+                    raise LocalShoalFailed(f"the local cluster could not be started{self._told('cluster')}")
                 self._say(f"node started   {answer['node']}")
         finally:
             timer.cancel()
@@ -239,12 +240,12 @@ class LocalShoal:
             stream.write(json.dumps(line) + "\n")
             stream.flush()
         except OSError as error:
-            raise LocalShoalFailed(f"the local cluster is gone; see {self._log('cluster')}") from error
+            raise LocalShoalFailed(f"the local cluster is gone{self._told('cluster')}") from error
 
     def _read(self) -> dict[str, Any]:
         line = self._stream("stdout").readline()
         if not line:
-            raise LocalShoalFailed(f"the local cluster did not start or is gone; see {self._log('cluster')}")
+            raise LocalShoalFailed(f"the local cluster did not start or is gone{self._told('cluster')}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -255,6 +256,14 @@ class LocalShoal:
 
     def _log(self, part: str) -> Path:
         return self._options.data_dir / f"{part}.log"
+
+    def _told(self, part: str) -> str:
+        """What it said last, and where the rest stands, for the end of a sentence."""
+        with self._log(part).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "")
+        return f"{': ' if last else ''}{last}; see {self._log(part)}"
 
 
 def _check_free(port: int) -> None:
