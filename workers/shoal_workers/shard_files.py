@@ -1,5 +1,6 @@
 """Copies of snapshots on a node's disk, each as the object that it is or becomes in the store, with a file beside it
-that says what it is. Without the latter it is not whole: the content is written first, and removed first.
+that says what it is, with a sum of its own: no flipped bit makes a copy one of another step or parameter. Without the
+latter it is not whole: the content is written first, and removed first.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
+
 from shoal_recovery.checkpoints import shard_header
 from shoal_recovery.crc import checksum
 from shoal_recovery.patient_disk import Progress, no_matter
 from shoal_recovery.state import Piece, Snapshot
 from shoal_workers.rows import snapshot_rows, snapshots_from_rows
 from shoal_workers.shards import epoch_of
+
+log = structlog.get_logger()
 
 _SAID = ".task"
 _FORGOTTEN_AFTER_S = 24 * 3600.0
@@ -56,7 +61,7 @@ class ShardFile:
                     progress()
             said = {"job": job, "uri": uri, "snapshot": snapshot_rows((made.snapshot,))[0]}
             unfinished = _unfinished(path)
-            unfinished.write_text(json.dumps(said))
+            unfinished.write_text(json.dumps(said | {"sum": _sum(said)}))
             unfinished.rename(_said(path))
         except OSError:
             made.remove()
@@ -117,9 +122,11 @@ def left_behind(folder: Path) -> list[ShardFile]:
     back for it."""
     found = []
     for said in folder.glob(f"*{_SAID}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        try:
             if said.stat().st_mtime > time.time() - _FORGOTTEN_AFTER_S:
                 found.append(_read(said))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("what a copy on disk is cannot be read", file=said.name, error=str(error))
     whole = {path for one in found for path in (one.path, _said(one.path))}
     for path in folder.iterdir():
         if path not in whole:
@@ -130,10 +137,16 @@ def left_behind(folder: Path) -> list[ShardFile]:
 
 def _read(said_path: Path) -> ShardFile:
     said: dict[str, Any] = json.loads(said_path.read_text())
+    if said.pop("sum") != _sum(said):
+        raise ValueError("it is not as it was written")
     (snapshot,) = snapshots_from_rows([said["snapshot"]])
     path = said_path.with_name(said_path.name.removesuffix(_SAID))
     path.stat()
     return ShardFile(job=said["job"], snapshot=snapshot, uri=said["uri"], path=path)
+
+
+def _sum(said: dict[str, Any]) -> str:
+    return checksum(json.dumps(said, sort_keys=True).encode())
 
 
 def _said(path: Path) -> Path:
