@@ -15,9 +15,11 @@ import networks
 from faults.disks import Disks, fill, freeze
 from faults.drawn_plans import draw_plans
 from faults.drills import SHAPES, Drill, Kind
+from faults.judging import PACES, Pace
 from faults.playing import Strike, Stuck, nothing
 from faults.slots import spoil, written
 from faults.stores import Stores
+from faults.watched_paces import watch
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
 from slowing import Slowed
@@ -25,9 +27,10 @@ from supervised import Supervised
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.journal import Entry
-from shoal_recovery.stragglers import PaceRules
+from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
+_SLOW_STEPS = 3 * PACES.least_steps
 _SETTINGS = SETTINGS.model_copy(update={"cut_off_s": 5.0, "ends_itself_s": 10.0})
 
 
@@ -45,6 +48,7 @@ class ProcessGround:
         )
         self._running: Supervised | None = None
         self._entries: Sequence[Entry] = ()
+        self._paces: list[Pace] = []
 
     def close(self) -> None:
         self._cluster.close()
@@ -57,7 +61,7 @@ class ProcessGround:
     def begin(self, drill: Drill, job: JobSpec) -> str:
         self._job = job
         self._name = job.name
-        self._entries = ()
+        self._entries, self._paces = (), []
         self._running = self._supervise(restarted=False)
         return self._name
 
@@ -72,6 +76,9 @@ class ProcessGround:
         if len(found) > len(self._entries):
             self._entries = found
         return self._entries
+
+    def paces(self) -> Sequence[Pace]:
+        return self._paces
 
     def whole(self) -> bool:
         assert self._running is not None
@@ -90,8 +97,12 @@ class ProcessGround:
         self._stores.mend()
 
     def _supervise(self, *, restarted: bool) -> Supervised:
+        def prepare(supervisor: Supervisor) -> None:
+            draw_plans(supervisor)
+            watch(supervisor, self._paces)
+
         return Supervised(
-            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=draw_plans
+            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=prepare
         )
 
     # --- moments ---
@@ -207,15 +218,15 @@ class ProcessGround:
         return self._stopped(name, [self._cluster.agent_pid(name), *self._pids(name)], (name,))
 
     def _straggler(self, pick: int) -> Strike | None:
-        """Its supervisor believes it sooner than others do, and of steps as short as those of a drill."""
+        """Its supervisor believes it sooner than others do. The machine is shared: who has stood still gets more of it
+        than others do."""
         assert self._running is not None
         name = self._picked(pick)
         if name is None:
             return None
-        stragglers = self._running.supervisor._stragglers
-        stragglers.least_s, stragglers.paces.rules = 0.0, PaceRules(least_s=0.2, calm_s=0.2)
-        slowing = Slowed(self._pids(name), 2.0 + pick % 4)
-        return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True)
+        self._running.supervisor._stragglers.paces.rules = PACES
+        slowing = Slowed(self._pids(name), 5.0 + pick % 4)
+        return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True, steps=_SLOW_STEPS)
 
     def _notice(self, pick: int) -> Strike | None:
         name = self._picked(pick)

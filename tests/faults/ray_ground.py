@@ -19,6 +19,7 @@ from faults.apart_cluster import ApartShoal
 from faults.disks import Disks, fill, freeze
 from faults.drills import Drill, Kind
 from faults.heads import kill_head, lose_head
+from faults.judging import Pace
 from faults.playing import ENDED, Strike, nothing
 from faults.slots import spoil, written
 from faults.stores import Stores
@@ -112,6 +113,10 @@ class RayGround:
     def entries(self) -> Sequence[Entry]:
         """While the control plane is down, what was known before."""
         return tuple(self._entries)
+
+    def paces(self) -> Sequence[Pace]:
+        """None: supervisors are watched from outside, and devices compute for less than they judge."""
+        return ()
 
     def whole(self) -> bool:
         there: set[str] = set()
