@@ -22,10 +22,17 @@ class BreakableWire:
         self._bytes_per_s: float | None = None
         self._quick = threading.Event()
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server((host, 0), backlog=64)
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners: list[socket.socket] = []
+        self.port = 0
+        self.listen(host)
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
+
+    def listen(self, host: str) -> None:
+        """Here, too: with the same port, in the network of the thread that asks."""
+        listener = socket.create_server((host, self.port), backlog=64)
+        self.port = listener.getsockname()[1]
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
         """Ends what is under way; who connects from now on is hung up on."""
@@ -46,14 +53,15 @@ class BreakableWire:
         self._quick.set()  # what is held up goes on at once
 
     def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self.cut()
         self._quick.set()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                caller, _ = self._listener.accept()
+                caller, _ = listener.accept()
                 threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _serve(self, caller: socket.socket) -> None:

@@ -16,6 +16,7 @@ from typing import Self
 
 _CLONE_NEWNET = 0x40000000
 _MOST = 4
+_NOBODY = ("lladdr", "02:00:00:00:00:01", "nud", "permanent")
 _turns: set[int] = set()  # of networks of this process, which are there at the same time
 
 
@@ -79,13 +80,26 @@ class Network:
     def sever(self, one: str, other: str) -> None:
         """Nothing of either reaches the other any more, and everybody else hears both; nobody is told."""
         for name, lost in ((one, other), (other, one)):
-            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
-            _ip("-n", self.namespace(name), "neighbour", "replace", self.host(lost), *nobody)
+            _ip("-n", self.namespace(name), "neighbour", "replace", self.host(lost), *_NOBODY, "dev", "eth0")
+
+    def part_beside(self, beside: str, *names: str) -> None:
+        """These nodes hear each other and `beside`, whom everybody hears, and nobody else; nobody is told."""
+        for name in names:
+            for other in self._names:
+                if other not in (beside, *names):
+                    self.sever(name, other)
+            _ip("-n", self.namespace(name), "neighbour", "replace", self.address, *_NOBODY, "dev", "eth0")
+            _ip("neighbour", "replace", self.host(name), *_NOBODY, "dev", self._bridge)
 
     def mend(self, *names: str) -> None:
+        """Whoever is severed from these nodes hears them again, too."""
         for name in names:
             _ip("link", "set", self._port(name), "master", self._bridge, "up")
             _ip("-n", self.namespace(name), "neighbour", "flush", "dev", "eth0", "nud", "permanent")
+            for other in set(self._names).difference(names):
+                space = ("-n", self.namespace(other))
+                _ip(*space, "neighbour", "flush", "to", self.host(name), "dev", "eth0", "nud", "permanent")
+            _ip("neighbour", "flush", "to", self.host(name), "dev", self._bridge, "nud", "permanent")
 
     def cut_head(self) -> None:
         """This process hears nobody and is heard by nobody; the nodes hear each other."""

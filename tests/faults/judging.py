@@ -88,6 +88,7 @@ def judge(
     problems = [
         *_end(entries, steps, stored=stored),
         *_order(entries),
+        *_commits(entries),
         *_samples(entries, steps, batch),
         *_losses(entries, losses),
         *(problem for entry in held for problem in _nothing_lost(entries, entry)),
@@ -136,6 +137,19 @@ def _order(entries: Sequence[Entry]) -> Iterator[str]:
             if (event.epoch, event.step) != (epoch, last + 1):
                 yield f"step {event.step} of epoch {event.epoch} was done after step {last} of epoch {epoch}"
             last = event.step
+
+
+def _commits(entries: Sequence[Entry]) -> Iterator[str]:
+    """No epoch stores a step any more once a newer one has begun before that step. The store itself shows it only of
+    what is kept to the end."""
+    starts: dict[int, int] = {}
+    for event in (entry.event for entry in entries):
+        if isinstance(event, PlanAdopted):
+            starts[event.epoch] = event.step
+        elif isinstance(event, CheckpointCommitted):
+            void = [epoch for epoch, start in starts.items() if epoch > event.epoch and start < event.step]
+            if void:
+                yield f"step {event.step} was stored by epoch {event.epoch} after epochs {void} began before that step"
 
 
 def _samples(entries: Sequence[Entry], steps: int, batch: int) -> Iterator[str]:

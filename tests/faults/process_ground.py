@@ -18,7 +18,7 @@ from faults.drills import SHAPES, Drill, Kind
 from faults.judging import PACES, Pace
 from faults.playing import Strike, Stuck, nothing
 from faults.slots import spoil, written
-from faults.stores import Stores
+from faults.stores import STORE, Stores
 from faults.watched_paces import watch
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
@@ -30,6 +30,7 @@ from shoal_recovery.journal import Entry
 from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
+_APART = (Kind.PARTITION, Kind.PARTITION_STORE, Kind.VANISHED)
 _SLOW_STEPS = 3 * PACES.least_steps
 _SETTINGS = SETTINGS.model_copy(update={"cut_off_s": 5.0, "ends_itself_s": 10.0})
 
@@ -42,7 +43,7 @@ class ProcessGround:
         self.missing: Mapping[Kind, str] = {}
         self._mount_disks()
         self._network = self._join_network()
-        environment = stores.environment("127.0.0.1" if self._network is None else self._network.address)
+        environment = stores.environment() if self._network is None else stores.stand_in(self._network)
         self._cluster = ProcessCluster(
             folder, self._shapes, environment=environment, network=self._network, settings=_SETTINGS
         )
@@ -136,6 +137,7 @@ class ProcessGround:
             Kind.OBJECT_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_newest),
             Kind.MANIFEST_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_manifest),
             Kind.PARTITION: functools.partial(self._cut_off, (len(self._shapes) + 1) // 2),
+            Kind.PARTITION_STORE: self._partition_store,
             Kind.VANISHED: functools.partial(self._cut_off, 1),
             Kind.STRAGGLER: self._straggler,
         }
@@ -282,13 +284,22 @@ class ProcessGround:
         heal = functools.partial(self._network.mend, *names)
         return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
 
+    def _partition_store(self, pick: int) -> Strike | None:
+        assert self._network is not None
+        names = self._several((len(self._shapes) + 1) // 2, pick)
+        if not names:
+            return None
+        self._network.part_beside(STORE, *names)
+        heal = functools.partial(self._network.mend, *names)
+        return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
+
     # --- networks and disks of their own ---
 
     def _join_network(self) -> Network | None:
         if why := networks.missing():
-            self.missing = {**self.missing, Kind.PARTITION: why, Kind.VANISHED: why}
+            self.missing = {**self.missing, **dict.fromkeys(_APART, why)}
             return None
-        return Network(tuple(self._shapes)).__enter__()
+        return Network((*self._shapes, STORE)).__enter__()
 
     def _mount_disks(self) -> None:
         self._disks = Disks(self._folder / name / "disk" for name in self._shapes)

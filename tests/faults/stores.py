@@ -9,11 +9,13 @@ from pathlib import Path
 
 from breakable_wire import BreakableWire
 from faults.drills import Drill
+from networks import Network, inside
 from servers import new_place, start_seaweedfs
 
 from shoal_recovery.checkpoints import list_manifests, load_manifest, manifest_name
 from shoal_recovery.store import open_store
 
+STORE = "store"  # in networks, beside the nodes
 _SLOW_BYTES_PER_S = 3e4
 
 
@@ -33,6 +35,12 @@ class Stores:
         One attempt each: a store that fails is tried again by Shoal itself, and a drill is soon over."""
         url = f"http://{host}:{self._wire.port}"
         return self._server.environment() | {"AWS_ENDPOINT_URL_S3": url, "AWS_MAX_ATTEMPTS": "1"}
+
+    def stand_in(self, network: Network) -> Mapping[str, str]:
+        """What processes that use the server in this network must be given, where it stands apart from all others."""
+        with inside(network.namespace(STORE)):
+            self._wire.listen(network.host(STORE))
+        return self.environment(network.host(STORE))
 
     def place(self, drill: Drill) -> str | None:
         match drill.store:

@@ -24,7 +24,16 @@ from servers import ProgramMissing
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceRef, Node, snapshot_to_mapping
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
-from shoal_recovery.journal import Entry, Event, NodeSlowed, PlanAdopted, RecoveryDone, StateChanged, StepDone
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    Entry,
+    Event,
+    NodeSlowed,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
 
 TESTS = Path(__file__).parent.parent
 LEAST_FAULTS, LEAST_DRILLS = 300, 40  # on Ray, where all plans are random
@@ -108,7 +117,7 @@ def test_a_seed_says_all_of_a_drill() -> None:
     of_auto = [fault for drill in drills if drill.copies == "auto" for fault in drill.faults]
     assert any(fault.kind is Kind.NODE and fault.moment is Moment.REDUCED for fault in of_auto), "two losses in a row"
     in_trouble = {fault.kind for fault in faults if fault.moment in (Moment.RECOVERY, Moment.REDUCED)}
-    assert {Kind.PARTITION, Kind.HEAD_LOST} <= in_trouble, "where two epochs might go on"
+    assert {Kind.PARTITION, Kind.PARTITION_STORE, Kind.HEAD_LOST} <= in_trouble, "where two epochs might go on"
     assert {drill.copies for drill in drills} == {1, 2, "auto"}
     on_ray = [drill for drill in drills if drill.level == "ray"]
     assert len(on_ray) >= LEAST_DRILLS and all(drill.random_plans for drill in on_ray)
@@ -271,6 +280,15 @@ def test_what_is_wrong_is_seen(events: tuple[Event, ...], said: str) -> None:
 def test_the_last_step_must_be_stored() -> None:
     (problem,) = problems(GOOD, stored=True)
     assert "not stored" in problem
+
+
+def test_an_epoch_that_another_went_back_behind_stores_nothing_more() -> None:
+    def problems_with(stored: int) -> tuple[str, ...]:
+        committed = CheckpointCommitted(step=stored, epoch=1, uri="", num_bytes=1, duration_s=0.1)
+        return problems((*GOOD[:6], committed, *GOOD[6:]))
+
+    assert problems_with(2) == (), "it was late, and of a step that counts"
+    assert problems_with(3) == ("step 3 was stored by epoch 1 after epochs [2] began before that step",)
 
 
 # --- stragglers ---

@@ -12,9 +12,11 @@ from typing import Any
 
 import networks
 import pytest
+from breakable_wire import BreakableWire
 from faults import ray_ground
 from faults.drills import Kind
 from faults.ray_ground import RayGround
+from faults.stores import STORE
 from networks import Network, inside
 
 from shoal.local_shoal import LocalShoal
@@ -36,6 +38,26 @@ def test_who_is_parted_hears_only_who_is_parted_too() -> None:
         assert not reach(hearing, network.namespace("c")) and not reach(hearing)
         network.mend("a", "b")
         assert all(reach(hearing, network.namespace(name)) for name in "bc") and reach(hearing)
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made")
+def test_who_is_parted_beside_the_store_hears_that_too() -> None:
+    with Network(("a", "b", "c", STORE)) as network, contextlib.ExitStack() as closing:
+        server = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        wire = BreakableWire(f"http://127.0.0.1:{server.getsockname()[1]}", "0.0.0.0")
+        closing.callback(wire.close)
+        with inside(network.namespace("a")):
+            listening = closing.enter_context(socket.create_server((network.host("a"), 0)))
+        with inside(network.namespace(STORE)):
+            wire.listen(network.host(STORE))
+        hearing, head, store = listening.getsockname(), (network.address, wire.port), (network.host(STORE), wire.port)
+        network.part_beside(STORE, "a", "b")
+        assert reach(hearing, network.namespace("b"))
+        assert not reach(hearing, network.namespace("c")) and not reach(hearing)
+        assert not reach(head, network.namespace("a")) and reach(head, network.namespace("c"))
+        assert all(reach(store, network.namespace(name)) for name in "abc") and reach(store)
+        network.mend("a", "b")
+        assert reach(hearing, network.namespace("c")) and reach(hearing) and reach(head, network.namespace("a"))
 
 
 def reach(address: tuple[str, int], namespace: str | None = None) -> bool:
@@ -60,4 +82,5 @@ def test_without_networks_raylets_share_one_and_none_is_parted(tmp_path: Path, m
         Kind.DISK_FULL: "no disk",
         Kind.DISK_HUNG: "no disk",
         Kind.PARTITION: "only root makes network namespaces",
+        Kind.PARTITION_STORE: "only root makes network namespaces",
     }
