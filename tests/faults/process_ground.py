@@ -19,7 +19,7 @@ from faults.judging import PACES, Pace
 from faults.playing import Strike, Stuck, nothing
 from faults.slots import spoil, written
 from faults.stores import STORE, Stores
-from faults.watched_paces import watch
+from faults.watched_paces import judge_short_steps, watch
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
 from slowing import Slowed
@@ -226,7 +226,7 @@ class ProcessGround:
         name = self._picked(pick)
         if name is None:
             return None
-        self._running.supervisor._stragglers.paces.rules = PACES
+        judge_short_steps(self._running.supervisor)
         slowing = Slowed(self._pids(name), 5.0 + pick % 4)
         return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True, steps=_SLOW_STEPS)
 

@@ -69,9 +69,12 @@ class Stores:
         self._signal(signal.SIGCONT)
 
     def spoil_newest(self, uri: str, job: str) -> None:
-        """Bits of every shard of the newest checkpoint."""
-        store = open_store(uri)
-        newest = load_manifest(store, job, list_manifests(store, job)[0])
+        """Bits of every shard of the newest checkpoint whose manifest is whole, if there is one."""
+        store, spoilt = open_store(uri), self.spoilt(job)
+        whole = [step for step in list_manifests(store, job) if step not in spoilt]
+        if not whole:
+            return
+        newest = load_manifest(store, job, whole[0])
         self._spoilt.add((job, newest.step))
         for name in sorted({piece.object for piece in newest.pieces}):
             content = bytearray(store.read(name))

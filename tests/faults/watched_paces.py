@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from faults.judging import Pace
+from faults.judging import PACES, Pace
 
 from shoal_recovery.stragglers import Finding, PaceRules, Paces, Step
 from shoal_workers.supervisor import Supervisor
@@ -33,5 +33,13 @@ class WatchedPaces(Paces):
 
 
 def watch(supervisor: Supervisor, kept: list[Pace]) -> None:
-    """Before it begins. It judges nodes by steps as short as those of drills, too."""
-    supervisor._stragglers.least_s, supervisor._stragglers.paces = 0.0, WatchedPaces(kept)
+    """Before it begins."""
+    supervisor._stragglers.paces = WatchedPaces(kept)
+
+
+def judge_short_steps(supervisor: Supervisor) -> None:
+    """From now on. Predictions of steps as short as those of drills are so far off that nobody judges by them
+    otherwise."""
+    stragglers = supervisor._stragglers
+    stragglers.least_s, stragglers.paces.rules = 0.0, PACES
+    stragglers._epoch = 0  # its thread finds out anew who is to be judged
