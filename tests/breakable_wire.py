@@ -23,14 +23,13 @@ class BreakableWire:
         self._quick = threading.Event()
         self._open: set[socket.socket] = set()
         self._listeners: list[socket.socket] = []
-        self.port = 0
-        self.listen(host)
+        listener = socket.create_server((host, 0), backlog=64)
+        self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.listen(listener)
 
-    def listen(self, host: str) -> None:
-        """Here, too: with the same port, in the network of the thread that asks."""
-        listener = socket.create_server((host, self.port), backlog=64)
-        self.port = listener.getsockname()[1]
+    def listen(self, listener: socket.socket) -> None:
+        """There, too, which may be another network than the target's."""
         self._listeners.append(listener)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class Stores:
     def stand_in(self, network: Network) -> Mapping[str, str]:
         """What processes that use the server in this network must be given, where it stands apart from all others."""
         with inside(network.namespace(STORE)):
-            self._wire.listen(network.host(STORE))
+            listener = socket.create_server((network.host(STORE), self._wire.port))
+        self._wire.listen(listener)  # not inside, as threads have the network of who starts them
         return self.environment(network.host(STORE))
 
     def place(self, drill: Drill) -> str | None:
