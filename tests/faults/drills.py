@@ -279,6 +279,8 @@ def _fault(rng: random.Random, kind: Kind, store: Store) -> Fault:
         moments.append(Moment.SNAPSHOT)
         if store != "none":
             moments.append(Moment.UPLOAD)
+    if kind is Kind.PARTITION_STORE:  # most of all while both parts have something to write there
+        moments += [Moment.UPLOAD] * 4
     if kind in _SECOND:
         moments += [Moment.RECOVERY, Moment.REDUCED] * 2 + [Moment.DRAIN]
     moment = rng.choice(moments)

@@ -30,7 +30,7 @@ _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all 
 _SETTLE_S = 180.0
 _END_S = 300.0
 NO_GOAL = "there was nothing to hit"
-_CHECKPOINT_S = 15.0  # until one is due and has come to its end
+_CHECKPOINT_S = 15.0  # until one is due, and until it has come to its end
 _STEPS_S = 20.0  # for those that a blow lasts
 _DISKS = (Kind.DISK_FULL, Kind.DISK_HUNG)
 _SPOILT = (Kind.OBJECT_SPOILT, Kind.MANIFEST_SPOILT)
@@ -180,7 +180,7 @@ class _Playing:
                 before = self._ground.writing()
                 came = self._wait(lambda: self._ground.writing() != before, _MOMENT_S)
             case Moment.UPLOAD:
-                came = self._wait(self._ground.uploading, _MOMENT_S)
+                came = self._wait(self._ground.uploading, _CHECKPOINT_S)
             case Moment.RECOVERY:
                 opened = self._strike(Kind.RANK, Moment.STEP, fault.pick + 1)
                 came = self._wait(lambda: self._state() != "running", _MOMENT_S)
