@@ -22,10 +22,16 @@ class BreakableWire:
         self._bytes_per_s: float | None = None
         self._quick = threading.Event()
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server((host, 0), backlog=64)
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners: list[socket.socket] = []
+        listener = socket.create_server((host, 0), backlog=64)
+        self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.listen(listener)
+
+    def listen(self, listener: socket.socket) -> None:
+        """There, too, which may be another network than the target's."""
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
         """Ends what is under way; who connects from now on is hung up on."""
@@ -46,14 +52,15 @@ class BreakableWire:
         self._quick.set()  # what is held up goes on at once
 
     def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self.cut()
         self._quick.set()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                caller, _ = self._listener.accept()
+                caller, _ = listener.accept()
                 threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _serve(self, caller: socket.socket) -> None:

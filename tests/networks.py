@@ -16,6 +16,7 @@ from typing import Self
 
 _CLONE_NEWNET = 0x40000000
 _MOST = 4
+_NOBODY = "lladdr 02:00:00:00:00:01 nud permanent"
 _turns: set[int] = set()  # of networks of this process, which are there at the same time
 
 
@@ -79,13 +80,25 @@ class Network:
     def sever(self, one: str, other: str) -> None:
         """Nothing of either reaches the other any more, and everybody else hears both; nobody is told."""
         for name, lost in ((one, other), (other, one)):
-            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
-            _ip("-n", self.namespace(name), "neighbour", "replace", self.host(lost), *nobody)
+            self._deafen(name, [self.host(lost)])
+
+    def part_beside(self, beside: str, *names: str) -> None:
+        """These nodes hear each other and `beside`, whom everybody hears, and nobody else; nobody is told."""
+        others = [name for name in self._names if name not in (beside, *names)]
+        for name in names:
+            self._deafen(name, [self.address, *map(self.host, others)])
+        for other in (None, *others):
+            self._deafen(other, [self.host(name) for name in names])
 
     def mend(self, *names: str) -> None:
+        """Whoever is severed from these nodes hears them again, too."""
         for name in names:
             _ip("link", "set", self._port(name), "master", self._bridge, "up")
             _ip("-n", self.namespace(name), "neighbour", "flush", "dev", "eth0", "nud", "permanent")
+            for other in set(self._names).difference(names):
+                space = ("-n", self.namespace(other))
+                _ip(*space, "neighbour", "flush", "to", self.host(name), "dev", "eth0", "nud", "permanent")
+            _ip("neighbour", "flush", "to", self.host(name), "dev", self._bridge, "nud", "permanent")
 
     def cut_head(self) -> None:
         """This process hears nobody and is heard by nobody; the nodes hear each other."""
@@ -93,6 +106,12 @@ class Network:
 
     def mend_head(self) -> None:
         _ip("address", "add", f"{self._subnet}.254/24", "dev", self._bridge)
+
+    def _deafen(self, name: str | None, hosts: Iterable[str]) -> None:
+        """What this node, or this process, sends to these hosts goes to nobody; all at once."""
+        space, device = ((), self._bridge) if name is None else (("-n", self.namespace(name)), "eth0")
+        lines = (f"neighbour replace {host} {_NOBODY} dev {device}" for host in hosts)
+        _ip(*space, "-batch", "-", said="\n".join(lines))
 
     def _join(self, name: str) -> None:
         space = self.namespace(name)
@@ -142,7 +161,7 @@ def missing() -> str:
     return "network namespaces are not permitted"
 
 
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+def _ip(*arguments: str, said: str = "") -> None:
+    done = subprocess.run(["ip", *arguments], input=said, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

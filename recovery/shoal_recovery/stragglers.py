@@ -59,10 +59,13 @@ class Paces:
         self._usual: dict[str, float] = {}
         self._before: dict[str, float] = {}
         self._calm_s: dict[str, float] = {}
+        self._alone = False
 
     def begin(self) -> None:
         """Another epoch: its first window says how nodes compare when nothing is amiss."""
-        self._window, self._before, self._usual = [], {**self._before, **self._usual}, {}
+        if not self._alone:  # what its steps are of their prediction says nothing of how it compares with others
+            self._before |= self._usual
+        self._window, self._usual = [], {}
 
     def add(
         self, step: Step, duration_s: float, slow: Mapping[str, float], times: Mapping[str, int]
@@ -73,19 +76,19 @@ class Paces:
         if len(self._window) < self.rules.least_steps or window_s < self.rules.least_s:
             return ()
         steps, self._window = [step for step, _ in self._window], []
-        alone = len({device.node for device in steps[0]}) == 1
+        self._alone = len({device.node for device in steps[0]}) == 1
         found = []
         for node, ratios in compared(steps, slow).items():
             if node not in self._usual:
-                self._usual[node] = self._settled(node, statistics.median(ratios), slow, alone=alone)
+                self._usual[node] = self._settled(node, statistics.median(ratios), slow)
             slowdown = self._judged(node, [ratio / self._usual[node] for ratio in ratios], window_s, slow, times)
             if slowdown is not None:
                 found.append(Finding(node=node, slowdown=slowdown, device=str(_slowest(node, steps))))
         return tuple(found)
 
-    def _settled(self, node: str, ratio: float, slow: Mapping[str, float], *, alone: bool) -> float:
+    def _settled(self, node: str, ratio: float, slow: Mapping[str, float]) -> float:
         """How the node compares when nothing is amiss. Of a known straggler that is what it was before."""
-        if alone:
+        if self._alone:
             return ratio / slow.get(node, 1.0)
         if node in slow:
             return self._before.get(node, 1.0)

@@ -120,6 +120,7 @@ class Campaign:
             batch=job.train.global_batch,
             losses=expected.losses,
             blows=played.blows,
+            paces=played.paces,
             stored=job.checkpoint.uri is not None,
         )
         problems = [played.stuck] if played.stuck is not None else list(found.problems)
@@ -133,6 +134,7 @@ class Campaign:
             "recoveries": found.recoveries,
             "held": found.held,
             "redone": found.redone,
+            "stragglers_found": found.found,
             "worst": found.worst,
             "worst_stored": 0.0 if stored is None else stored.worst,
             "recovery_s": [round(second, 3) for second in found.recovery_s],
@@ -212,6 +214,7 @@ def summary(lines: Sequence[Line]) -> Mapping[str, Any]:
         "recoveries": sum(line.get("recoveries", 0) for line in lines),
         "recoveries_with_a_copy_left": sum(line.get("held", 0) for line in lines),
         "steps_redone_of_these": sum(line.get("redone", 0) for line in lines),
+        "stragglers_found": sum(line.get("stragglers_found", 0) for line in lines),
         "largest_difference_of_a_loss": max((line.get("worst", 0.0) for line in lines), default=0.0),
         "largest_difference_of_a_last_checkpoint": max((line.get("worst_stored", 0.0) for line in lines), default=0.0),
         "recovery_s_median": statistics.median(recovery_s) if recovery_s else None,

@@ -43,6 +43,7 @@ class Kind(StrEnum):
     CONTROL_PLANE = "control_plane"
     VANISHED = "vanished"  # a host, without a packet: cut off, or all that runs there is stopped and never goes on
     PARTITION = "partition"  # half of the nodes hear each other, and nobody else
+    PARTITION_STORE = "partition_store"  # the same, and both parts hear the object store
     GCS = "gcs"  # the head of the Ray cluster
     HEAD_LOST = "head_lost"  # with all that it knew, and so the cluster; a new one is made of the same machines
     STRAGGLER = "straggler"  # the ranks of a node become some times slower for a while, and no more
@@ -82,7 +83,7 @@ _MOST: Mapping[Level, int] = {"processes": 36, "ray": 12}
 
 # Without a second device that has it, all of a node's state is with that node and its backup: what takes both of them
 # needs a store to go on from.
-_NEEDS_SERVER = frozenset({Kind.STORE_CUT, Kind.STORE_HUNG, Kind.STORE_SLOW})
+_NEEDS_SERVER = frozenset({Kind.STORE_CUT, Kind.STORE_HUNG, Kind.STORE_SLOW, Kind.PARTITION_STORE})
 _NEEDS_STORE = _NEEDS_SERVER | {
     Kind.HALF,
     Kind.DISK_FULL,
@@ -112,6 +113,7 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.OBJECT_SPOILT,
         Kind.MANIFEST_SPOILT,
         Kind.PARTITION,
+        Kind.PARTITION_STORE,
         Kind.VANISHED,
         Kind.STRAGGLER,
     ),
@@ -127,6 +129,7 @@ _SECOND = frozenset(
         Kind.SUPERVISOR,
         Kind.RANK_STOPPED,
         Kind.PARTITION,
+        Kind.PARTITION_STORE,
         Kind.VANISHED,
         Kind.RAYLET,
         Kind.CONTROL_PLANE,
@@ -276,6 +279,8 @@ def _fault(rng: random.Random, kind: Kind, store: Store) -> Fault:
         moments.append(Moment.SNAPSHOT)
         if store != "none":
             moments.append(Moment.UPLOAD)
+    if kind is Kind.PARTITION_STORE:  # most of all while both parts have something to write there
+        moments += [Moment.UPLOAD] * 4
     if kind in _SECOND:
         moments += [Moment.RECOVERY, Moment.REDUCED] * 2 + [Moment.DRAIN]
     moment = rng.choice(moments)

@@ -4,7 +4,8 @@ that it got. Pure."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.cluster import snapshot_from_mapping
@@ -13,6 +14,7 @@ from shoal_planner.plan import parse_plan
 from shoal_recovery.journal import (
     CheckpointCommitted,
     Entry,
+    NodeSlowed,
     PlanAdopted,
     RecoveryDone,
     StateChanged,
@@ -20,8 +22,12 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.placement import held_by
 from shoal_recovery.shard_map import shard_map
+from shoal_recovery.stragglers import PaceRules
 
 TOLERANCE = 1e-4
+STRAGGLER = "straggler"  # a kind of blow
+PACES = PaceRules(least_s=0.2, calm_s=0.2)  # from the first straggler on, or the steps of a drill would be too short
+_HEARD_S = 1.0  # until a finding stands in the journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +45,21 @@ class Blow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """A step of the `epoch`th that a supervisor saw begin: how many times what was predicted for it each node computed,
+    and which ones counted as stragglers already."""
+
+    epoch: int
+    at_s: float
+    duration_s: float
+    times: Mapping[str, float]
+    known: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """`problems` are sentences: with none, all is well. `held` recoveries began while a copy of everything was left;
-    `worst` is the largest relative difference of a loss."""
+    `worst` is the largest relative difference of a loss. Of the blows that made stragglers, so many were `found`."""
 
     problems: tuple[str, ...]
     recoveries: int
@@ -49,6 +67,7 @@ class Verdict:
     redone: int
     worst: float
     recovery_s: tuple[float, ...]
+    found: int
 
 
 def judge(
@@ -60,16 +79,20 @@ def judge(
     losses: Sequence[float],
     blows: Sequence[Blow],
     stored: bool,
+    paces: Sequence[Pace] = (),
 ) -> Verdict:
     """`stored`: the job has an object store, which works again by the end."""
     recoveries = [entry for entry in entries if isinstance(entry.event, RecoveryDone)]
     held = [entry for entry in recoveries if _held(entries, entry, blows, model)]
+    slowed = [blow for blow in blows if blow.kind == STRAGGLER]
     problems = [
         *_end(entries, steps, stored=stored),
         *_order(entries),
+        *_commits(entries),
         *_samples(entries, steps, batch),
         *_losses(entries, losses),
         *(problem for entry in held for problem in _nothing_lost(entries, entry)),
+        *(problem for blow in slowed if not _found(entries, blow) for problem in _overlooked(blow, paces)),
     ]
     return Verdict(
         problems=tuple(problems),
@@ -78,6 +101,7 @@ def judge(
         redone=sum(entry.event.redone_steps for entry in held if isinstance(entry.event, RecoveryDone)),
         worst=max((difference for _, difference in _differences(entries, losses)), default=0.0),
         recovery_s=tuple(entry.event.total_s for entry in recoveries if isinstance(entry.event, RecoveryDone)),
+        found=sum(_found(entries, blow) for blow in slowed),
     )
 
 
@@ -113,6 +137,19 @@ def _order(entries: Sequence[Entry]) -> Iterator[str]:
             if (event.epoch, event.step) != (epoch, last + 1):
                 yield f"step {event.step} of epoch {event.epoch} was done after step {last} of epoch {epoch}"
             last = event.step
+
+
+def _commits(entries: Sequence[Entry]) -> Iterator[str]:
+    """No epoch stores a step any more once a newer one has begun before that step. The store itself shows it only of
+    what is kept to the end."""
+    starts: dict[int, int] = {}
+    for event in (entry.event for entry in entries):
+        if isinstance(event, PlanAdopted):
+            starts[event.epoch] = event.step
+        elif isinstance(event, CheckpointCommitted):
+            void = [epoch for epoch, start in starts.items() if epoch > event.epoch and start < event.step]
+            if void:
+                yield f"step {event.step} was stored by epoch {event.epoch} after epochs {void} began before that step"
 
 
 def _samples(entries: Sequence[Entry], steps: int, batch: int) -> Iterator[str]:
@@ -182,3 +219,35 @@ def _nothing_lost(entries: Sequence[Entry], recovery: Entry) -> Iterator[str]:
         yield f"entry {recovery.seq}: a copy survived, and yet {again} ({done.reason[:200]})"
     if done.num_bytes["store"]:
         yield f"entry {recovery.seq}: a copy survived, and yet {done.num_bytes['store']} bytes came from the store"
+
+
+# --- who is found to be slow ---
+
+
+def _found(entries: Sequence[Entry], blow: Blow) -> bool:
+    slowed = (entry for entry in entries if isinstance(entry.event, NodeSlowed) and entry.event.node in blow.nodes)
+    return any(blow.at_s <= entry.at_s <= blow.healed_at_s + _HEARD_S for entry in slowed)
+
+
+def _overlooked(blow: Blow, paces: Sequence[Pace]) -> Iterator[str]:
+    """Whoever is slower than all doubt in every step of two windows must be found: one of both is whole. What other
+    faults do to steps, to plans and to who is watched ends such a row of steps, and asks nothing by itself."""
+    (node,) = blow.nodes
+    during = (pace for pace in paces if blow.at_s <= pace.at_s <= blow.healed_at_s)
+    for (_, is_slow), row in itertools.groupby(during, lambda pace: (pace.epoch, _beyond_doubt(node, pace))):
+        steps = list(row)
+        half = len(steps) // 2
+        if is_slow and all(map(_window, (steps[:half], steps[half:]))):
+            yield f"{node} was slow for {len(steps)} steps, from {steps[0].at_s:.3f} on, and nobody found it"
+
+
+def _beyond_doubt(node: str, pace: Pace) -> bool:
+    """Up to so many times slower than the others it may count as how the node always is."""
+    others = [times for other, times in pace.times.items() if other != node and other not in pace.known]
+    if node not in pace.times or node in pace.known or not others:
+        return False
+    return pace.times[node] >= PACES.slow * PACES.trusted * statistics.median(others)
+
+
+def _window(steps: Sequence[Pace]) -> bool:
+    return len(steps) >= PACES.least_steps and sum(pace.duration_s for pace in steps) >= PACES.least_s

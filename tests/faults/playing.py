@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from faults.drills import Drill, Fault, Kind, Moment
-from faults.judging import Blow
+from faults.judging import Blow, Pace
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.journal import (
@@ -30,7 +30,8 @@ _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all 
 _SETTLE_S = 180.0
 _END_S = 300.0
 NO_GOAL = "there was nothing to hit"
-_CHECKPOINT_S = 15.0  # until one is due and has come to its end
+_CHECKPOINT_S = 15.0  # until one is due, and until it has come to its end
+_STEPS_S = 20.0  # for those that a blow lasts
 _DISKS = (Kind.DISK_FULL, Kind.DISK_HUNG)
 _SPOILT = (Kind.OBJECT_SPOILT, Kind.MANIFEST_SPOILT)
 ENDED = ("succeeded", "failed", "cancelled")
@@ -39,12 +40,13 @@ ENDED = ("succeeded", "failed", "cancelled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
     """A blow that fell on these nodes; of those that are `out` nothing can be had until `heal` has ended. `lasts` says
-    that the job must go on while it does."""
+    that the job must go on while it does, for so many `steps` unless they take too long."""
 
     nodes: tuple[str, ...]
     out: tuple[str, ...]
     heal: Callable[[], None]
     lasts: bool = False
+    steps: int = 2
 
 
 def nothing() -> None:
@@ -62,6 +64,9 @@ class Ground(Protocol):
 
     def entries(self) -> Sequence[Entry]:
         """The journal, as far as it is known."""
+
+    def paces(self) -> Sequence[Pace]:
+        """Of all steps of the job by which nodes are judged, in order; none where that cannot be watched."""
 
     def whole(self) -> bool:
         """Whether every node is there, with all that runs on it."""
@@ -89,6 +94,7 @@ class Played:
 
     kept_as: str
     entries: tuple[Entry, ...]
+    paces: tuple[Pace, ...]
     blows: tuple[Blow, ...]
     left_out: tuple[tuple[str, str], ...]
     stuck: str | None
@@ -111,11 +117,12 @@ def play(ground: Ground, drill: Drill, job: JobSpec) -> Played:
     except Exception:  # of the ground: this drill's result, like all that fell before
         stuck = traceback.format_exc()
     finally:
-        entries = tuple(ground.entries())
+        entries, paces = tuple(ground.entries()), tuple(ground.paces())
         ground.end()
     return Played(
         kept_as=kept_as,
         entries=entries,
+        paces=paces,
         blows=tuple(playing.blows),
         left_out=tuple(playing.left_out),
         stuck=stuck,
@@ -173,7 +180,7 @@ class _Playing:
                 before = self._ground.writing()
                 came = self._wait(lambda: self._ground.writing() != before, _MOMENT_S)
             case Moment.UPLOAD:
-                came = self._wait(self._ground.uploading, _MOMENT_S)
+                came = self._wait(self._ground.uploading, _CHECKPOINT_S)
             case Moment.RECOVERY:
                 opened = self._strike(Kind.RANK, Moment.STEP, fault.pick + 1)
                 came = self._wait(lambda: self._state() != "running", _MOMENT_S)
@@ -208,7 +215,9 @@ class _Playing:
     def _live_through(self, fault: Fault, index: int, strike: Strike) -> None:
         tried = self._tried()
         if strike.lasts:
+            stepped = self._done(strike.steps)
             self._goes_on(f"beside {fault.kind}")
+            self._wait(lambda: stepped() or self.ended(), _STEPS_S)
         if fault.kind in _DISKS:
             self._wait(lambda: self._tried() > tried or self.ended(), _CHECKPOINT_S)
         self._pause.wait(fault.hold_s)
@@ -239,15 +248,19 @@ class _Playing:
 
     def _goes_on(self, when: str) -> None:
         """Two more steps, both done from now on; or none is left."""
+        self._until(self._done(2), f"steps {when}")
+
+    def _done(self, steps: int) -> Callable[[], bool]:
+        """Whether the newest plan has done so many from now on; or none is left."""
         known = len(self._ground.entries())
 
         def stepped() -> bool:
             done = 0
             for event in (entry.event for entry in self._ground.entries()[known:]):  # what comes before a plan is told
                 done = 0 if isinstance(event, PlanAdopted) else done + isinstance(event, StepDone)
-            return done >= 2 or self._step() == self._drill.train.steps  # its last checkpoint may wait for the store
+            return done >= steps or self._step() == self._drill.train.steps  # its last checkpoint may wait
 
-        self._until(stepped, f"steps {when}")
+        return stepped
 
     def _until(self, check: Callable[[], object], what: str) -> None:
         if not self._wait(lambda: check() or self.ended(), _SETTLE_S):

@@ -15,9 +15,11 @@ import networks
 from faults.disks import Disks, fill, freeze
 from faults.drawn_plans import draw_plans
 from faults.drills import SHAPES, Drill, Kind
+from faults.judging import PACES, Pace
 from faults.playing import Strike, Stuck, nothing
 from faults.slots import spoil, written
-from faults.stores import Stores
+from faults.stores import STORE, Stores
+from faults.watched_paces import judge_short_steps, watch
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
 from slowing import Slowed
@@ -25,9 +27,11 @@ from supervised import Supervised
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.journal import Entry
-from shoal_recovery.stragglers import PaceRules
+from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
+_APART = (Kind.PARTITION, Kind.PARTITION_STORE, Kind.VANISHED)
+_SLOW_STEPS = 3 * PACES.least_steps
 _SETTINGS = SETTINGS.model_copy(update={"cut_off_s": 5.0, "ends_itself_s": 10.0})
 
 
@@ -39,12 +43,13 @@ class ProcessGround:
         self.missing: Mapping[Kind, str] = {}
         self._mount_disks()
         self._network = self._join_network()
-        environment = stores.environment("127.0.0.1" if self._network is None else self._network.address)
+        environment = stores.environment() if self._network is None else stores.stand_in(self._network)
         self._cluster = ProcessCluster(
             folder, self._shapes, environment=environment, network=self._network, settings=_SETTINGS
         )
         self._running: Supervised | None = None
         self._entries: Sequence[Entry] = ()
+        self._paces: list[Pace] = []
 
     def close(self) -> None:
         self._cluster.close()
@@ -57,7 +62,7 @@ class ProcessGround:
     def begin(self, drill: Drill, job: JobSpec) -> str:
         self._job = job
         self._name = job.name
-        self._entries = ()
+        self._entries, self._paces = (), []
         self._running = self._supervise(restarted=False)
         return self._name
 
@@ -72,6 +77,9 @@ class ProcessGround:
         if len(found) > len(self._entries):
             self._entries = found
         return self._entries
+
+    def paces(self) -> Sequence[Pace]:
+        return self._paces
 
     def whole(self) -> bool:
         assert self._running is not None
@@ -90,8 +98,12 @@ class ProcessGround:
         self._stores.mend()
 
     def _supervise(self, *, restarted: bool) -> Supervised:
+        def prepare(supervisor: Supervisor) -> None:
+            draw_plans(supervisor)
+            watch(supervisor, self._paces)
+
         return Supervised(
-            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=draw_plans
+            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=prepare
         )
 
     # --- moments ---
@@ -125,6 +137,7 @@ class ProcessGround:
             Kind.OBJECT_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_newest),
             Kind.MANIFEST_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_manifest),
             Kind.PARTITION: functools.partial(self._cut_off, (len(self._shapes) + 1) // 2),
+            Kind.PARTITION_STORE: self._partition_store,
             Kind.VANISHED: functools.partial(self._cut_off, 1),
             Kind.STRAGGLER: self._straggler,
         }
@@ -207,15 +220,15 @@ class ProcessGround:
         return self._stopped(name, [self._cluster.agent_pid(name), *self._pids(name)], (name,))
 
     def _straggler(self, pick: int) -> Strike | None:
-        """Its supervisor believes it sooner than others do, and of steps as short as those of a drill."""
+        """Its supervisor believes it sooner than others do. The machine is shared: who has stood still gets more of it
+        than others do."""
         assert self._running is not None
         name = self._picked(pick)
         if name is None:
             return None
-        stragglers = self._running.supervisor._stragglers
-        stragglers.least_s, stragglers.paces.rules = 0.0, PaceRules(least_s=0.2, calm_s=0.2)
-        slowing = Slowed(self._pids(name), 2.0 + pick % 4)
-        return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True)
+        judge_short_steps(self._running.supervisor)
+        slowing = Slowed(self._pids(name), 5.0 + pick % 4)
+        return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True, steps=_SLOW_STEPS)
 
     def _notice(self, pick: int) -> Strike | None:
         name = self._picked(pick)
@@ -271,13 +284,22 @@ class ProcessGround:
         heal = functools.partial(self._network.mend, *names)
         return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
 
+    def _partition_store(self, pick: int) -> Strike | None:
+        assert self._network is not None
+        names = self._several((len(self._shapes) + 1) // 2, pick)
+        if not names:
+            return None
+        self._network.part_beside(STORE, *names)
+        heal = functools.partial(self._network.mend, *names)
+        return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
+
     # --- networks and disks of their own ---
 
     def _join_network(self) -> Network | None:
         if why := networks.missing():
-            self.missing = {**self.missing, Kind.PARTITION: why, Kind.VANISHED: why}
+            self.missing = {**self.missing, **dict.fromkeys(_APART, why)}
             return None
-        return Network(tuple(self._shapes)).__enter__()
+        return Network((*self._shapes, STORE)).__enter__()
 
     def _mount_disks(self) -> None:
         self._disks = Disks(self._folder / name / "disk" for name in self._shapes)

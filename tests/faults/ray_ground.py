@@ -19,9 +19,10 @@ from faults.apart_cluster import ApartShoal
 from faults.disks import Disks, fill, freeze
 from faults.drills import Drill, Kind
 from faults.heads import kill_head, lose_head
+from faults.judging import Pace
 from faults.playing import ENDED, Strike, nothing
 from faults.slots import spoil, written
-from faults.stores import Stores
+from faults.stores import STORE, Stores
 from networks import Network
 from running import Running, lives
 from slowing import Slowed
@@ -82,10 +83,10 @@ class RayGround:
 
     def _join_network(self) -> Network | None:
         if why := networks.missing():
-            self.missing = {**self.missing, Kind.PARTITION: why}
+            self.missing = {**self.missing, Kind.PARTITION: why, Kind.PARTITION_STORE: why}
             return None
-        network, names = Network(sorted(NODES)).__enter__(), sorted(NODES)
-        os.environ.update(apart_cluster.environment(network, names, self._stores.environment(network.address)))
+        network = Network((*sorted(NODES), STORE)).__enter__()
+        os.environ.update(apart_cluster.environment(network, sorted(NODES), self._stores.stand_in(network)))
         return network
 
     # --- the job ---
@@ -112,6 +113,10 @@ class RayGround:
     def entries(self) -> Sequence[Entry]:
         """While the control plane is down, what was known before."""
         return tuple(self._entries)
+
+    def paces(self) -> Sequence[Pace]:
+        """None: supervisors are watched from outside, and devices compute for less than they judge."""
+        return ()
 
     def whole(self) -> bool:
         there: set[str] = set()
@@ -156,7 +161,8 @@ class RayGround:
             Kind.RANK_STOPPED: functools.partial(self._stopped, ("ray::RankActor",)),
             Kind.AGENT_STOPPED: functools.partial(self._stopped, ("ray::AgentActor",)),
             Kind.NODE_STOPPED: functools.partial(self._stopped, ("ray::AgentActor", "ray::RankActor")),
-            Kind.PARTITION: self._partition,
+            Kind.PARTITION: functools.partial(self._partition, False),
+            Kind.PARTITION_STORE: functools.partial(self._partition, True),
             Kind.VANISHED: self._vanished,
             Kind.STRAGGLER: self._straggler,
             Kind.NOTICE: self._notice,
@@ -276,7 +282,7 @@ class RayGround:
         _each(self._all_of(node), psutil.Process.suspend)
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._replace, node))
 
-    def _partition(self, pick: int) -> Strike | None:
+    def _partition(self, with_store: bool, pick: int) -> Strike | None:
         """It lasts until Ray has given the nodes up. A raylet ends once it hears of that, and is then started again, as
         units and pods are."""
         assert self._network is not None
@@ -285,7 +291,10 @@ class RayGround:
             return None
         flags = [self._running.raylet_flags(name) for name in names]
         raylets = [psutil.Process(self._shoal.pids(name)["raylet"]) for name in names]
-        network.part(*names)
+        if with_store:
+            network.part_beside(STORE, *names)
+        else:
+            network.part(*names)
 
         def heal() -> None:
             eventually(lambda: not any(self._running.alive(flags)), _THERE_S)

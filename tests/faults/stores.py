@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from breakable_wire import BreakableWire
 from faults.drills import Drill
+from networks import Network, inside
 from servers import new_place, start_seaweedfs
 
 from shoal_recovery.checkpoints import list_manifests, load_manifest, manifest_name
 from shoal_recovery.store import open_store
 
+STORE = "store"  # in networks, beside the nodes
 _SLOW_BYTES_PER_S = 3e4
 
 
@@ -33,6 +36,13 @@ class Stores:
         One attempt each: a store that fails is tried again by Shoal itself, and a drill is soon over."""
         url = f"http://{host}:{self._wire.port}"
         return self._server.environment() | {"AWS_ENDPOINT_URL_S3": url, "AWS_MAX_ATTEMPTS": "1"}
+
+    def stand_in(self, network: Network) -> Mapping[str, str]:
+        """What processes that use the server in this network must be given, where it stands apart from all others."""
+        with inside(network.namespace(STORE)):
+            listener = socket.create_server((network.host(STORE), self._wire.port))
+        self._wire.listen(listener)  # not inside, as threads have the network of who starts them
+        return self.environment(network.host(STORE))
 
     def place(self, drill: Drill) -> str | None:
         match drill.store:
@@ -61,9 +71,12 @@ class Stores:
         self._signal(signal.SIGCONT)
 
     def spoil_newest(self, uri: str, job: str) -> None:
-        """Bits of every shard of the newest checkpoint."""
-        store = open_store(uri)
-        newest = load_manifest(store, job, list_manifests(store, job)[0])
+        """Bits of every shard of the newest checkpoint whose manifest is whole, if there is one."""
+        store, spoilt = open_store(uri), self.spoilt(job)
+        whole = [step for step in list_manifests(store, job) if step not in spoilt]
+        if not whole:
+            return
+        newest = load_manifest(store, job, whole[0])
         self._spoilt.add((job, newest.step))
         for name in sorted({piece.object for piece in newest.pieces}):
             content = bytearray(store.read(name))

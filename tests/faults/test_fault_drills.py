@@ -16,14 +16,24 @@ import pytest
 from faults import campaign
 from faults.campaign import Campaign, summary
 from faults.drills import KINDS, Kind, Level, Moment, draw
-from faults.judging import Blow, judge
+from faults.judging import PACES, Blow, Pace, judge
 from faults.playing import NO_GOAL
+from faults.watched_paces import WatchedPaces
 from servers import ProgramMissing
 
-from shoal_planner.cluster import GIB, ClusterSnapshot, Node, snapshot_to_mapping
+from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceRef, Node, snapshot_to_mapping
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
-from shoal_recovery.journal import Entry, Event, PlanAdopted, RecoveryDone, StateChanged, StepDone
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    Entry,
+    Event,
+    NodeSlowed,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
 
 TESTS = Path(__file__).parent.parent
 LEAST_FAULTS, LEAST_DRILLS = 300, 40  # on Ray, where all plans are random
@@ -107,7 +117,7 @@ def test_a_seed_says_all_of_a_drill() -> None:
     of_auto = [fault for drill in drills if drill.copies == "auto" for fault in drill.faults]
     assert any(fault.kind is Kind.NODE and fault.moment is Moment.REDUCED for fault in of_auto), "two losses in a row"
     in_trouble = {fault.kind for fault in faults if fault.moment in (Moment.RECOVERY, Moment.REDUCED)}
-    assert {Kind.PARTITION, Kind.HEAD_LOST} <= in_trouble, "where two epochs might go on"
+    assert {Kind.PARTITION, Kind.PARTITION_STORE, Kind.HEAD_LOST} <= in_trouble, "where two epochs might go on"
     assert {drill.copies for drill in drills} == {1, 2, "auto"}
     on_ray = [drill for drill in drills if drill.level == "ray"]
     assert len(on_ray) >= LEAST_DRILLS and all(drill.random_plans for drill in on_ray)
@@ -270,3 +280,78 @@ def test_what_is_wrong_is_seen(events: tuple[Event, ...], said: str) -> None:
 def test_the_last_step_must_be_stored() -> None:
     (problem,) = problems(GOOD, stored=True)
     assert "not stored" in problem
+
+
+def test_an_epoch_that_another_went_back_behind_stores_nothing_more() -> None:
+    def problems_with(stored: int) -> tuple[str, ...]:
+        committed = CheckpointCommitted(step=stored, epoch=1, uri="", num_bytes=1, duration_s=0.1)
+        return problems((*GOOD[:6], committed, *GOOD[6:]))
+
+    assert problems_with(2) == (), "it was late, and of a step that counts"
+    assert problems_with(3) == ("step 3 was stored by epoch 1 after epochs [2] began before that step",)
+
+
+# --- stragglers ---
+
+
+def paces(
+    num: int, slow: float = 4.0, *, epoch: int = 1, of_others: float = 2.0, duration_s: float = 0.1
+) -> list[Pace]:
+    """Steps in which b is so many times slower than others, which take longer than predicted, too."""
+    times = {"a": of_others, "b": of_others * slow, "c": of_others}
+    pace = Pace(epoch=epoch, at_s=4.0, duration_s=duration_s, times=times, known=frozenset())
+    return [pace] * num
+
+
+def overlooked(steps: list[Pace], events: tuple[Event, ...] = GOOD) -> tuple[str, ...]:
+    """Whether somebody should have found that b was slow in these steps of a blow."""
+    entries = [Entry(seq=index, at_s=float(index), event=event) for index, event in enumerate(events, start=1)]
+    slow = Blow(kind="straggler", moment="step", nodes=("b",), out=(), step=2, at_s=3.5, healed_at_s=5.5)
+    found = judge(
+        entries, model=MODEL, steps=STEPS, batch=BATCH, losses=LOSSES, blows=(slow,), stored=False, paces=steps
+    )
+    assert found.found == any(isinstance(event, NodeSlowed) for event in events)
+    return found.problems
+
+
+def test_a_node_that_is_slow_for_two_windows_must_be_found() -> None:
+    (problem,) = overlooked(paces(2 * PACES.least_steps))
+    assert "b was slow for 16 steps" in problem
+    slowed = NodeSlowed(node="b", slowdown=4.0, reason="")
+    assert overlooked(paces(2 * PACES.least_steps), (*GOOD[:4], slowed, *GOOD[4:])) == ()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        paces(15),
+        paces(16, duration_s=0.01),  # windows are longer
+        paces(16, PACES.slow * PACES.trusted - 0.1),  # it may have been so always
+        [*paces(9), *paces(9, epoch=2)],
+        [*paces(9), *paces(1, 1.0), *paces(9)],
+        [dataclasses.replace(pace, times={"b": 8.0}) for pace in paces(16)],  # nobody to compare it with
+        [dataclasses.replace(pace, known=frozenset("ac")) for pace in paces(16)],
+        [dataclasses.replace(pace, known=frozenset("b")) for pace in paces(16)],
+        [dataclasses.replace(pace, at_s=6.0) for pace in paces(16)],  # healed by then
+    ],
+)
+def test_of_less_than_that_nothing_is_asked(steps: list[Pace]) -> None:
+    assert overlooked(steps) == ()
+
+
+def test_a_supervisor_finds_whom_the_judge_says_it_must() -> None:
+    """Also where the node has been slow from the first step of its plan on, and others were slower before."""
+    for before in (paces(0), paces(7), paces(7, 0.1)):
+        kept: list[Pace] = []
+        watched = WatchedPaces(kept)
+        watched.rules = PACES
+        watched.begin()
+        found = [
+            finding.node
+            for pace in (*before, *paces(16, PACES.slow * PACES.trusted))
+            for finding in watched.add(
+                {DeviceRef(node=node, index=0): times for node, times in pace.times.items()}, pace.duration_s, {}, {}
+            )
+        ]
+        assert "b" in found
+        assert [(pace.epoch, pace.times) for pace in kept[-16:]] == [(1, paces(1, 2.25)[0].times)] * 16

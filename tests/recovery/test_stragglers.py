@@ -101,6 +101,15 @@ def test_one_that_is_alone_is_compared_with_its_own_earlier_steps() -> None:
     assert finding == Finding(node="a", slowdown=1.0, device="a:0")
 
 
+def test_one_that_was_alone_and_slow_stays_so_beside_others_whatever_the_prediction_was_worth() -> None:
+    watched = Watched()
+    watched.see(40, {"a": 3.0})
+    assert nodes(watched.see(40, {"a": 6.0})) == ["a"]
+    watched.paces.begin()
+    assert watched.see(400, {"a": 6.0, "b": 3.0, "c": 3.0}) == []
+    assert watched.slow.keys() == {"a"}
+
+
 def test_who_is_slow_from_the_start_is_found_where_no_prediction_is_so_far_off() -> None:
     assert nodes(Watched().see(10, {"a": 1.0, "b": 2.8, "c": 1.0})) == ["b"]
     assert Watched().see(200, {"a": 1.0, "b": 1.9, "c": 1.0}) == []
