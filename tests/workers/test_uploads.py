@@ -104,7 +104,8 @@ def test_behind_a_slow_store_few_steps_wait_and_on_all_nodes_the_same(scene: Sce
     assert list(scene.folder.iterdir()) == []
 
 
-def test_what_was_spoilt_on_its_way_is_not_stored(scene: Scene) -> None:
+@pytest.mark.parametrize(("place", "said"), [(-3, f"sealed with {PIECE.checksum}"), (12, "its header is another one")])
+def test_what_was_spoilt_on_its_way_is_not_stored(scene: Scene, place: int, said: str) -> None:
     """The one before it holds it up; it is changed meanwhile."""
     events = scene.uploads.watch("j")
     scene.add(10)
@@ -112,12 +113,12 @@ def test_what_was_spoilt_on_its_way_is_not_stored(scene: Scene) -> None:
     scene.add(20)
     (path,) = (path for path in scene.folder.iterdir() if "-20." in path.name and path.suffix != ".task")
     content = bytearray(path.read_bytes())
-    content[-3] ^= 16
+    content[place] ^= 16
     path.write_bytes(content)
     scene.slow.gate.release(10)
     found = results(events, 2)
     assert found[10] is None
-    assert found[20] is not None and f"sealed with {PIECE.checksum}" in found[20]
+    assert found[20] is not None and said in found[20]
     assert len(list(scene.slow.list(""))) == 1
 
 

@@ -99,6 +99,12 @@ class ShardFile:
             if found != piece.checksum:
                 yield piece, f"it was sealed with {piece.checksum}, and has {found}"
 
+    def has_header(self) -> bool:
+        """Whether what stands before the content is what belongs there. Raises OSError."""
+        first = min((piece.offset for piece in self.snapshot.pieces), default=0)
+        header = shard_header(replace(piece, offset=piece.offset - first) for piece in self.snapshot.pieces)
+        return bytes(self.mapped()[:first]) == (header if self.snapshot.pieces else b"")
+
     def moved(self, folder: Path) -> Self:
         """Raises OSError."""
         path = folder / self.path.name

@@ -257,6 +257,9 @@ class Uploads:
         for piece, problem in file.spoilt(verified=True):
             self._stored.discard(file)
             raise OSError(f"the copy of {piece.key.fqn} on the node's disk is spoilt: {problem}")
+        if not file.has_header():
+            self._stored.discard(file)
+            raise OSError(f"the copy of {file.snapshot.name} on the node's disk is spoilt: its header is another one")
         return put_shard(
             store,
             job=file.job,
