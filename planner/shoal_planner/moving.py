@@ -86,9 +86,14 @@ def move(before: Plan, after: Plan, costs: CostModel, outlook: Outlook) -> Move:
 def rate_into(node_id: str, costs: CostModel) -> float:
     """Bytes per second into a node: of its interfaces, over the best link that it has to any other node, as measured
     where that was."""
-    some = {costs.kind(node.id): node.id for node in costs.snapshot.nodes if node.id != node_id}
-    best = max((costs.link(other, node_id).bytes_per_s for other in some.values()), default=float("inf"))
-    return min(costs.node_rate(node_id), best * costs.node(node_id).nics)
+    most, nics, best, kinds = costs.node_rate(node_id), costs.node(node_id).nics, 0.0, set[int]()
+    for other in costs.snapshot.nodes:
+        if other.id != node_id and costs.kind(other.id) not in kinds:
+            kinds.add(costs.kind(other.id))
+            best = max(best, costs.link(other.id, node_id).bytes_per_s)
+            if best * nics >= most:
+                break
+    return min(most, best * nics) if kinds else most
 
 
 def rates_into(costs: CostModel) -> dict[str, float]:

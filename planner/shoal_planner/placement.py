@@ -15,12 +15,14 @@ import numpy as np
 
 from shoal_planner.cluster import Node
 from shoal_planner.distinct import distinct
-from shoal_planner.pools import pools_of
+from shoal_planner.pools import pool_name, pools_of
 
 # So many times less host memory per copy than elsewhere, and another zone is no reason any more.
 _MUCH_SMALLER = 64
 # The same of another pool: what a node receives in each step may take the time of a step, so load stays near to even.
 _SMALLER = 2
+# Rates of losses are estimates: those that differ less than so many times count as one.
+_AS_SELDOM = 1.5
 
 
 @functools.lru_cache(maxsize=256)  # the goodput of every plan asks for the same few
@@ -69,7 +71,7 @@ class Placement:
     def __init__(self, nodes: tuple[Node, ...], copies: int, *, by_owners: bool = True, apart: bool = True) -> None:
         self._backups = backups(nodes, copies, apart=apart)
         self._nodes = {node.id: node for node in nodes}
-        self._pools = pools_of(nodes)
+        self._lost_per_h = _lost_per_h(nodes)
         self._by_owners = by_owners
         self._found: dict[tuple[str, frozenset[str]], Copies] = {}
 
@@ -88,12 +90,13 @@ class Placement:
         chosen = list(self._backups[home])
         if not self._by_owners or owners.issuperset(chosen):
             return chosen
+        others = owners.difference(chosen, (home,))
+        seldom = _AS_SELDOM * min((self._lost_per_h[node] for node in others), default=0.0)
 
-        def last(node: str) -> tuple[bool, float, bool, str]:
-            pool = self._pools[node]
-            return pool.pool == self._pools[home].pool, pool.rate.per_node_h, node < home, node
+        def last(node: str) -> tuple[bool, bool, bool, str]:
+            return self._pool(node) == self._pool(home), self._lost_per_h[node] > seldom, node < home, node
 
-        left = sorted(owners.difference(chosen, (home,)), key=last)
+        left = sorted(others, key=last)
         for place, backup in enumerate(chosen):
             suiting = (owner for owner in left if backup not in owners and self._suits(home, chosen, place, owner))
             owner = next(suiting, None)
@@ -114,6 +117,9 @@ class Placement:
     def _zones(self, home: str, chosen: list[str]) -> int:
         return len({self._nodes[node].zone for node in (home, *chosen)})
 
+    def _pool(self, node: str) -> str:
+        return pool_name(self._nodes[node])
+
 
 def placements(nodes: tuple[Node, ...], copies: int, *, shared: bool) -> Iterator[Placement]:
     """Those to try until hosts have room for one, best first, the last as it is: with owners, which are sent nothing,
@@ -123,6 +129,13 @@ def placements(nodes: tuple[Node, ...], copies: int, *, shared: bool) -> Iterato
     for by_owners in (True, False) if shared else (True,):
         for apart in (True, False) if backups(nodes, copies, apart=True) != even else (False,):
             yield Placement(nodes, copies, by_owners=by_owners, apart=apart)
+
+
+def _lost_per_h(nodes: tuple[Node, ...]) -> dict[str, float]:
+    """By node id."""
+    pools = pools_of(nodes)
+    rates = {pool: rate.per_node_h for pool, rate in {found.pool: found.rate for found in pools.values()}.items()}
+    return {node_id: rates[found.pool] for node_id, found in pools.items()}
 
 
 def _machine(node: Node) -> tuple[bool, str]:
@@ -144,11 +157,11 @@ class _Ring:
         machines = {machine: number for number, machine in enumerate(dict.fromkeys(map(_machine, nodes)))}
         self._machine = np.array([machines[_machine(node)] for node in nodes], dtype=np.int64)
         self._num_machines = len(machines)
-        pool_of = pools_of(nodes)
-        pools = {pool: number for number, pool in enumerate(dict.fromkeys(found.pool for found in pool_of.values()))}
-        self._pool = np.array([pools[pool_of[node.id].pool] for node in nodes], dtype=np.int64)
-        self._lost_per_h = np.array([pool_of[node.id].rate.per_node_h for node in nodes])
-        self._num_pools = len(pools)
+        pools = {pool: number for number, pool in enumerate(dict.fromkeys(map(pool_name, nodes)))}
+        self._pool = np.array([pools[pool_name(node)] for node in nodes], dtype=np.int64)
+        lost_per_h = _lost_per_h(nodes)
+        self._lost_per_h = np.array([lost_per_h[node.id] for node in nodes])
+        self._alike = len(pools) == len(set(lost_per_h.values())) == 1
         self._slack = _SMALLER if apart else 1
 
     def choose(self, place: int) -> None:
@@ -167,12 +180,12 @@ class _Ring:
         if len(reached) < self._num_zones:
             fresh = ~np.isin(self._zone, reached) & (crowded <= _MUCH_SMALLER * crowded.min())
             crowded = np.where(fresh, crowded, np.inf) if fresh.any() else crowded
-        if self._num_pools > 1:
+        if not self._alike:
             near = crowded <= self._slack * crowded.min()
             fresh = near & ~np.isin(self._pool, self._pool[taken])
             near = fresh if fresh.any() else near
-            rarest = self._lost_per_h[near].min()
-            crowded = np.where(near & (self._lost_per_h <= rarest), crowded, np.inf)
+            seldom = _AS_SELDOM * self._lost_per_h[near].min()
+            crowded = np.where(near & (self._lost_per_h <= seldom), crowded, np.inf)
         least = np.flatnonzero(crowded <= crowded.min())
         after = least[least > place]
         return int(after[0] if len(after) else least[0])

@@ -303,15 +303,20 @@ class Agent:
 
     def _beside(self, held: m.SealSnapshot | m.PutSnapshot, write: Callable[[Snapshot, memoryview], None]) -> None:
         """Brings to the disk what stands in memory and is safe there: nobody waits for it, but whoever needs the
-        memory for another step before that is done."""
-        reading = contextlib.ExitStack()
-        snapshot, content = reading.enter_context(self._shards.reading(held.job, held.name, held.step))
+        memory for another step before that is done. Of a job that is over meanwhile nothing is brought."""
+        with contextlib.ExitStack() as stack:
+            snapshot, content = stack.enter_context(self._shards.reading(held.job, held.name, held.step))
+            reading = stack.pop_all()
 
         def work() -> None:
             with reading:
-                write(snapshot, content)
+                if not self._shards.is_over(held.job):
+                    write(snapshot, content)
 
-        threading.Thread(target=work, name="to-disk", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="to-disk", daemon=True).start()
+        except RuntimeError:  # there is no thread left for it
+            work()
 
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
         """What is written over meanwhile does not have the checksums any more that the other side expects."""

@@ -201,6 +201,7 @@ class CheckpointCommits:
                 self._settled.add(key[1])  # after it was said: the end of a job waits for its last step to be settled
                 if self._is_void(key):  # a change of plan has begun just now
                     self._settled.discard(key[1])
+                    self._take_back(key)
                 if isinstance(result, CheckpointCommitted):
                     self._clean_up(result)
                 else:

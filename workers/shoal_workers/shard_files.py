@@ -131,7 +131,7 @@ def left_behind(folder: Path) -> list[ShardFile]:
         try:
             if said.stat().st_mtime > time.time() - _FORGOTTEN_AFTER_S:
                 found.append(_read(said))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("what a copy on disk is cannot be read", file=said.name, error=str(error))
     whole = {path for one in found for path in (one.path, _said(one.path))}
     for path in folder.iterdir():

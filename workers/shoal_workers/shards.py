@@ -354,6 +354,10 @@ class ShardStore:
                     if not bad or len(bad) < len(whole.pieces):
                         yield replace(whole, pieces=tuple(piece for piece in whole.pieces if piece not in bad))
 
+    def is_over(self, job: str) -> bool:
+        with self._lock:
+            return job in self._over
+
     def epoch(self, job: str) -> int:
         """The highest that a snapshot of the job is or was of; 0 where there is none."""
         with self._lock:

@@ -148,6 +148,8 @@ class StoredCopies:
     def _room(self, job: str, snapshot: Snapshot, num_bytes: int) -> Iterator[int | None]:
         """Removes what this snapshot outdates; in which life of its job it may lie there, or None. What comes is
         counted meanwhile."""
+        with self._lock:
+            life = self._lives[job]
         try:
             most_bytes = self._disk.run(lambda _: self._most_bytes())
         except OSError:  # it hangs
@@ -157,10 +159,9 @@ class StoredCopies:
             outdated, there_is = self._outdated(job, snapshot, num_bytes, most_bytes)
             coming_bytes = num_bytes if there_is else 0
             self._coming_bytes += coming_bytes
-            life = self._lives[job] if there_is else None
         try:
             self._remove(outdated)
-            yield life
+            yield life if there_is else None
         finally:
             with self._lock:
                 self._coming_bytes -= coming_bytes

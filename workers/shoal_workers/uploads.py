@@ -102,7 +102,7 @@ class Uploads:
         path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
         try:
             task = _Task(file=self._written(path, job, snapshot, uri, content), since_s=self._clock())
-        except OSError as error:
+        except Exception as error:  # whatever it is: somebody waits for this checkpoint, or for word of it
             self._tell(_result(job, snapshot, (), f"no copy on the node's disk: {error}"))
             return
         self._enqueue(task, life)
@@ -125,6 +125,8 @@ class Uploads:
 
     def _take_on(self, task: _Task) -> list[_Task]:
         """Those that make way for it. The caller has the lock."""
+        if self._closed:
+            return []  # it is for the next agent of this node
         job = task.job
         self._tasks.append(task)
         self._set_to_work(job)
@@ -213,7 +215,9 @@ class Uploads:
     def _work(self, job: str) -> None:
         while True:
             with self._changed:
-                task = next((task for task in self._tasks if task.job == job), None)
+                # Not as they came: two may be written to the disk at once.
+                mine = (task for task in self._tasks if task.job == job)
+                task = min(mine, key=lambda task: (task.file.epoch, task.step), default=None)
                 if task is None:
                     self._at_work.discard(job)
                     return
