@@ -112,7 +112,7 @@ class ProcessGround:
         return written(self._cluster.memory_of(name) / self._name for name in self._shapes)
 
     def uploading(self) -> bool:
-        return any(any((self._folder / name / "disk" / "uploads").glob("*.task")) for name in self._shapes)
+        return any(any((self._folder / name / "disk" / "uploads").glob("*")) for name in self._shapes)
 
     # --- blows ---
 

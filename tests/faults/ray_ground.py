@@ -142,7 +142,7 @@ class RayGround:
         return written(self._kept(node) for node in sorted(NODES))
 
     def uploading(self) -> bool:
-        return any(self._nodes_dir.glob("*/uploads/*.task"))
+        return any(self._nodes_dir.glob("*/uploads/*"))
 
     def _kept(self, node: str) -> Path:
         return self._shoal.memory_dir / CLUSTER_ID / node / self._job_id
