@@ -14,8 +14,8 @@ from stored_steps import store_step
 from supervised import tiny_job
 
 from shoal_planner.parameters import parameters
-from shoal_recovery.checkpoints import load_manifest, manifest_name
-from shoal_recovery.errors import ManifestUnreadable
+from shoal_recovery.checkpoints import load_manifest, manifest_name, retire
+from shoal_recovery.errors import ManifestUnreadable, StoreError
 from shoal_recovery.journal import Entry, PlanAdopted
 from shoal_recovery.manifest import manifest_to_json
 from shoal_recovery.state import OWNED_KINDS, Kind
@@ -104,4 +104,22 @@ def test_of_a_last_step_that_the_drill_spoilt_nothing_is_asked(store: Store) -> 
     store.put(name, store.read(name)[:100])
     assert check(store, spoilt=frozenset({LAST})).problems == ()
     with pytest.raises(ManifestUnreadable):
+        check(store)
+
+
+def test_what_is_retired_while_it_is_read_is_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, read = load_manifest(store, JOB_ID, 10).pieces[0].object, store.read
+
+    def retired(name: str, *place: int) -> bytes:
+        if name == first:
+            retire(store, JOB_ID, 1)
+        return bytes(read(name, *place))
+
+    monkeypatch.setattr(store, "read", retired)
+    assert check(store).problems == ()
+
+
+def test_a_shard_that_is_gone_is_no_retired_step(store: Store) -> None:
+    store.delete(load_manifest(store, JOB_ID, 10).pieces[0].object)
+    with pytest.raises(StoreError, match="is not there"):
         check(store)
