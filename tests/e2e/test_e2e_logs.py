@@ -19,7 +19,7 @@ from torch import nn
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Linear(64, 64)
+        self.inner = nn.Sequential(nn.Linear(64, 1024), nn.Linear(1024, 64))  # enough for several nodes
 
     def forward(self, x):
         print("WARNING: a layer at work", file=sys.stderr)
@@ -46,8 +46,14 @@ def test_lines_of_ranks_outlive_their_node_and_their_job(running: Running, tmp_p
     job_id = running.submit({**job, "code": {"working_dir": tmp_path.as_uri()}})
     running.until_step(job_id, 3)
     plan = running.plan(job_id)["plan"]
-    replicas = [one for each in plan["pipelines"] for stage in each["stages"] for one in stage["replicas"]]
-    used = {replica["node"] for replica in replicas if replica["samples"]}  # others hold state, and run no layer
+    # Others hold state, or run the embedding or the head alone, and print nothing.
+    with_layers = [
+        stage
+        for pipeline in plan["pipelines"]
+        for stage in pipeline["stages"]
+        if any(last > first for first, last in stage["layers"])
+    ]
+    used = {replica["node"] for stage in with_layers for replica in stage["replicas"] if replica["samples"]}
     for node in used:  # what was measured before the first attempt has printed, too
         of_node = {"node": node, "attempt": 1, "search": "a LAYER", "tail": 1}
         eventually(lambda wanted=of_node: lines(running, job_id, **wanted), LIMIT_S)
