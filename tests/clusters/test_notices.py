@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import RunningAgent, running_agents
+from agents import running_agents, watch
 from process_cluster import SETTINGS, ProcessCluster
 from supervised import tiny_job
 from waiting import eventually
@@ -28,12 +28,6 @@ from shoal_workers.wire import Connection, connect
 
 SPOT = m.GiveNotice(source="aws spot", name="terminate at noon", why="terminate", lead_s=120.0)
 OVERDUE_S = 60.0
-
-
-def watch(agent: RunningAgent) -> Connection:
-    connection = agent.connect()
-    connection.send(m.encode(m.Watch(job="job", after_step=0)))
-    return connection
 
 
 def hears(connection: Connection) -> m.Noticed | m.Withdrawn:
